@@ -1,4 +1,5 @@
-"""A whole store in one process, by a seed: its real code. Time, threads, chance, disks and the network are played.
+"""A whole store in one process, run by a seed. Its code is real; time, threads, chance, disks and the network are
+simulated.
 
-``docs/simulated-world.md`` tells how to write a fault and how to replay a seed.
+``docs/simulated-world.md`` says how to write a fault and how to replay a seed.
 """

@@ -1,7 +1,8 @@
-"""``python -m tests.simulation``: worlds of a seed, until the time is over or one of them shows an anomaly.
+"""``python -m tests.simulation``: play the worlds of a seed until the time is over or a world shows an anomaly.
 
-The seed is printed, and replays the run. A world in which something is wrong is played again with fewer faults, and
-what is left of it is told as a story.
+The seed is printed, and replays the run. A world with an anomaly is played again with fewer faults, and the smallest
+one
+that still shows the anomaly is printed as a story.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""The catalogue of planted bugs: each breaks one rule of the store in this process, and the simulation has to notice.
+"""The catalogue of planted bugs: each breaks one rule of the store in this process, and the simulation has to notice
+it.
 
-Those that the benches of real processes plant as well are taken from there (``tests.faults.bench.mutants``).
+Bugs that the benches of real processes also plant come from there (``tests.faults.bench.mutants``).
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from tests.support.faulty_filesystem import kind_of
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A rule that is broken, and a run whose first world shows it. ``kind`` is that of ``simulate``."""
+    """A planted bug. The first world of the run with ``seed``, ``brokers`` and ``kind`` of faults shows it."""
 
     plant: Callable[[], None]
     brokers: int
@@ -34,35 +35,35 @@ class Bug:
 
 
 def ack_before_fsync() -> None:
-    """An append is acknowledged when it is written: the journal is never synced."""
+    """Acknowledge an append when it is written: the journal is never synced."""
     _leave_out("fdatasync", "journal")
 
 
 def no_journal_directory_sync() -> None:
-    """The names of new journal files are never made durable."""
+    """Leave the names of new journal files unsynced."""
     _leave_out("sync_directory", "journal")
 
 
 def no_segment_sync() -> None:
-    """A segment is committed, and its journal range freed, without its bytes on the disk."""
+    """Commit a segment, and free its journal range, before its bytes are on the disk."""
     _leave_out("fdatasync", "segment")
     _leave_out("sync_file", "segment")
 
 
 def no_segment_directory_sync() -> None:
-    """The name of a segment is not made durable before the commit that needs it."""
+    """Commit a segment before its name is durable."""
     _leave_out("sync_directory", "segment")
 
 
 def no_entry_sync() -> None:
-    """A commit counts when its entry is written to the log of the table, before it is durable."""
+    """Count a commit as done when its entry is written to the table's log, before it is durable."""
     _leave_out("fdatasync", "delta")
     _leave_out("sync_file", "delta")
     _leave_out("sync_directory", "delta")
 
 
 def fsync_again() -> None:
-    """A failed fsync is tried again, and believed."""
+    """Retry a failed fsync, and believe its success."""
     sync = ProcessDisk.fdatasync
 
     def twice(self: ProcessDisk, fd: int) -> None:
@@ -75,7 +76,7 @@ def fsync_again() -> None:
 
 
 def _leave_out(call: str, kind: str) -> None:
-    """Let ``call`` do nothing for files of a kind."""
+    """Make ``call`` do nothing for files of a kind."""
     real = getattr(ProcessDisk, call)
 
     def of_others(self: ProcessDisk, place: Any, *args: Any) -> None:
@@ -90,7 +91,7 @@ def _leave_out(call: str, kind: str) -> None:
 
 
 def high_watermark_before_durable() -> None:
-    """Readers are shown records, and producers are answered, when they are queued for the journal."""
+    """Show records to readers, and answer producers, when the records are queued for the journal."""
     from logstore.log.partition_log import PartitionLog
 
     track = PartitionLog.track
@@ -103,7 +104,7 @@ def high_watermark_before_durable() -> None:
 
 
 def damaged_frames_count() -> None:
-    """A frame of the journal counts whatever its checksum says."""
+    """Accept a frame of the journal whatever its checksum says."""
     from logstore.journal import scan
 
     scan.crc32c = lambda *_: 0  # type: ignore[attr-defined]
@@ -113,7 +114,7 @@ def damaged_frames_count() -> None:
 
 
 def fetch_session_forgets() -> None:
-    """An incremental fetch looks at the first partition of its session alone."""
+    """Look at only the first partition of a session in an incremental fetch."""
     from logstore.kafka_listener.fetch_sessions import _IncrementalFetching
 
     _IncrementalFetching.partitions = property(  # type: ignore[assignment,method-assign]
@@ -122,7 +123,7 @@ def fetch_session_forgets() -> None:
 
 
 def produce_tells_the_last_offset() -> None:
-    """The answer to Produce has the offset of the last record of a batch as that of its first."""
+    """Return the last offset of a batch as its base offset in the response to Produce."""
     from logstore.broker.batch_producing import BatchProducing
 
     produce = BatchProducing.produce_batches
@@ -140,7 +141,7 @@ def produce_tells_the_last_offset() -> None:
 
 
 def open_outcome_is_a_refusal() -> None:
-    """A Produce whose records may be stored is answered with an error that says they are not."""
+    """Answer a Produce whose records may be stored with an error that says they are not."""
     from logstore import errors
     from logstore.kafka_listener import produce
 
@@ -154,7 +155,7 @@ def open_outcome_is_a_refusal() -> None:
 
 
 def commit_answered_early() -> None:
-    """OffsetCommit is answered at once, and done a little later."""
+    """Answer OffsetCommit at once, and commit a little later."""
     from logstore.kafka_listener import dispatch
     from logstore.kafka_protocol.messages import OffsetCommitResponse as Response
 
@@ -180,14 +181,14 @@ def commit_answered_early() -> None:
 
 
 def sessions_of_members_never_end() -> None:
-    """A member of a consumer group that is not heard of any more stays in its group, with its partitions."""
+    """Keep a silent member of a consumer group in its group, with its partitions."""
     from consumer_offsets.groups.consumer_group import ConsumerGroup
 
     ConsumerGroup._arm_session = lambda *_: None  # type: ignore[method-assign]
 
 
 def partitions_are_given_at_once() -> None:
-    """A member of a consumer group gets its partitions before their former owners have given them up."""
+    """Give a member of a consumer group its partitions before their former owners have revoked them."""
     from consumer_offsets.groups.consumer_group import ConsumerGroup
 
     heartbeat = ConsumerGroup._heartbeat
@@ -200,7 +201,7 @@ def partitions_are_given_at_once() -> None:
 
 
 def half_a_frame_counts() -> None:
-    """What has come of a frame when a connection ends is taken for the whole of it."""
+    """Treat a frame that a closed connection cut short as complete."""
     from logstore.kafka_listener.connection import Connection
 
     def eof_received(self: Connection) -> bool:
@@ -219,7 +220,7 @@ def half_a_frame_counts() -> None:
 
 
 def read_on_at_the_end() -> None:
-    """An answer over HTTP that does not have all there is says to read on at the high watermark."""
+    """Make a reader over HTTP continue at the high watermark, although the response has fewer records."""
     from ingest_api.routers import records
 
     respond = records.RecordsResponse
@@ -316,7 +317,7 @@ _IN_A_CLUSTER = {
     cluster_mutants.roll_all_there_is: 1,
     cluster_mutants.count_producers_alone: 1,
 }
-#: By name.
+#: The bugs by name.
 BUGS: dict[str, Bug] = {
     plant.__name__: Bug(plant, brokers, seed)
     for brokers, bugs in ((1, _ON_ONE_NODE), (3, _IN_A_CLUSTER))

@@ -1,4 +1,4 @@
-"""Planted bugs of replication, by the rules C1 to C19 of the cluster's design; they were those of its model."""
+"""Planted bugs of replication, by the rules C1 to C19 of the cluster's design. They come from the replication model."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _BOTH = "for broker in self.committed if self.proposed is None else {*self.commi
 
 
 def only_the_former_isr_counts() -> None:
-    """C3: the high watermark passes replicas that are about to join."""
+    """C3: let the high watermark pass replicas that are about to join."""
     from logstore.log.in_sync_replicas import InSyncReplicas
 
     InSyncReplicas.high_watermark = rewritten(  # type: ignore[method-assign]
@@ -19,7 +19,7 @@ def only_the_former_isr_counts() -> None:
 
 
 def only_the_proposed_isr_counts() -> None:
-    """C3: the high watermark passes replicas that are about to leave."""
+    """C3: let the high watermark pass replicas that are about to leave."""
     from logstore.log.in_sync_replicas import InSyncReplicas
 
     InSyncReplicas.high_watermark = rewritten(  # type: ignore[method-assign]
@@ -28,7 +28,7 @@ def only_the_proposed_isr_counts() -> None:
 
 
 def fetches_of_other_epochs_count() -> None:
-    """C3: a follower's position counts in whatever epoch it was told."""
+    """C3: count a follower's position whatever leader epoch its fetch names."""
     from logstore.replication.fetch_session import _Row
 
     def all_that_is_led(self: Any) -> None:
@@ -38,14 +38,14 @@ def fetches_of_other_epochs_count() -> None:
 
 
 def a_former_leader_moves_the_high_watermark() -> None:
-    """C3: what a leader has queued is stored when it leads no more."""
+    """C3: let a former leader move its high watermark when queued appends become durable."""
     from logstore.log.leadership import Leadership
 
     Leadership.end = Leadership.fail  # type: ignore[method-assign, assignment]
 
 
 def join_below_the_start_of_the_epoch() -> None:
-    """C4: a replica joins the ISR without the records that the leader had when its epoch began."""
+    """C4: let a replica join the ISR without the records that the leader had when its epoch began."""
     from logstore.log.in_sync_replicas import InSyncReplicas
 
     InSyncReplicas.may_join = rewritten(  # type: ignore[method-assign]
@@ -54,7 +54,7 @@ def join_below_the_start_of_the_epoch() -> None:
 
 
 def write_over_any_state() -> None:
-    """C5: a leader writes its ISR over whatever state ZooKeeper has by now."""
+    """C5: let a leader write its ISR over whatever state ZooKeeper now has."""
     from logstore.cluster.partition_changes import _Change
 
     def row(self: Any, view: Any, document: Any, leader: int) -> Any:
@@ -66,7 +66,7 @@ def write_over_any_state() -> None:
 
 
 def compare_no_epochs() -> None:
-    """C7: a follower's position is believed unless it lies beyond the leader's end."""
+    """C7: believe a follower's position unless it is beyond the leader's end."""
     from logstore.replication import fetch_session
 
     def within(log: Any, position: int, last_epoch: int) -> tuple[int, int] | None:
@@ -76,14 +76,14 @@ def compare_no_epochs() -> None:
 
 
 def truncate_to_the_high_watermark() -> None:
-    """C7: a follower drops what is above its high watermark, which it learns late."""
+    """C7: truncate a follower to its high watermark, which it learns late."""
     from logstore.replication import replica_fetcher
 
     replica_fetcher.truncation_end = lambda log, _, __: min(log.high_watermark, log.log_end_offset)
 
 
 def take_stale_answers() -> None:
-    """C7: an answer counts whatever has been asked since."""
+    """C7: apply a response although the follower has asked for something else since."""
     from logstore.replication.replica_fetcher import ReplicaFetcher
 
     ReplicaFetcher._apply = rewritten(  # type: ignore[method-assign]
@@ -94,28 +94,28 @@ def take_stale_answers() -> None:
 
 
 def adopt_no_last_roll() -> None:
-    """C10: a new leader does not look for what the leader before has put into the table."""
+    """C10: do not look for the last roll of the previous leader in the table."""
     from logstore.log.table_follower import TableFollower
 
     TableFollower._adopt = lambda *_: None  # type: ignore[method-assign, assignment]
 
 
 def join_for_what_it_was() -> None:
-    """C12: a replica joins with the registration that it had when its position was told."""
+    """C12: let a replica join although it was registered again after it reported its position."""
     from logstore.cluster.partition_changes import _Change
 
     _Change.joining = property(lambda _: [])  # type: ignore[assignment]
 
 
 def append_with_too_few() -> None:
-    """C13: appends with acks=all are taken when fewer replicas than min.insync.replicas are in sync."""
+    """C13: accept appends with acks=all while fewer replicas than min.insync.replicas are in sync."""
     from logstore.log.leadership import Leadership
 
     Leadership.refusal = lambda *_: None  # type: ignore[method-assign, assignment]
 
 
 def know_no_producers_at_the_table() -> None:
-    """C16: a log that begins at the table does not know the producers of what is in it."""
+    """C16: forget the producers of the table's records when a log begins at the table."""
     from logstore.log.partition_state import PartitionState
 
     PartitionState.replace = rewritten(  # type: ignore[method-assign]
@@ -124,7 +124,7 @@ def know_no_producers_at_the_table() -> None:
 
 
 def snapshots_know_no_producers() -> None:
-    """C16: the snapshot of a partition in the journal has no producers."""
+    """C16: leave the producers out of a partition's snapshot in the journal."""
     from logstore.log.partition_state import PartitionState
 
     PartitionState.snapshot = rewritten(  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ def snapshots_know_no_producers() -> None:
 
 
 def count_truncated_batches() -> None:
-    """C16: a batch that was truncated counts as stored when it comes again."""
+    """C16: count a truncated batch as stored when it is sent again."""
     from logstore.log.partition_state import PartitionState
 
     PartitionState.truncate = rewritten(  # type: ignore[method-assign]
@@ -142,7 +142,7 @@ def count_truncated_batches() -> None:
 
 
 def remember_truncated_epochs() -> None:
-    """C16: the leader epochs of truncated records stay."""
+    """C16: keep the leader epochs of truncated records."""
     from logstore.log.leader_epochs import LeaderEpochs
 
     LeaderEpochs.truncate = lambda *_: None  # type: ignore[method-assign, assignment]

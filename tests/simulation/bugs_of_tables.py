@@ -1,4 +1,4 @@
-"""Planted bugs of tables, of what works on them (erasures, jobs, other writers), of topics and of reading."""
+"""Planted bugs of tables, of what changes them (erasures, jobs, other writers), of topics and of reading."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ from tests.support.rewritten import rewritten
 
 
 def erase_from_no_journal() -> None:
-    """An erasure leaves the files of the journal as they are."""
+    """Leave the files of the journal unchanged in an erasure."""
     from logstore.broker import erasing
 
     async def renewed(*_: Any) -> int:
@@ -19,7 +19,7 @@ def erase_from_no_journal() -> None:
 
 
 def erase_from_no_old_file() -> None:
-    """An erasure leaves the files that its commit has replaced."""
+    """Keep the files that the commit of an erasure has replaced."""
     from logstore.broker import erasing
     from logstore.log.table_erasure import SweptFiles
 
@@ -27,7 +27,7 @@ def erase_from_no_old_file() -> None:
 
 
 def erase_the_first_of_several() -> None:
-    """An erasure takes the first record that it finds in a row group, and says that it is done."""
+    """Erase only the first record that is found in a row group, and report that the erasure is done."""
     from logstore.log.erasures import KnownErasure
 
     mask = KnownErasure.mask
@@ -41,7 +41,7 @@ def erase_the_first_of_several() -> None:
 
 
 def erase_neighbours() -> None:
-    """An erasure takes the record after each one, too."""
+    """Erase also the record after each erased one."""
     from logstore.log.erasures import KnownErasure
 
     mask = KnownErasure.mask
@@ -55,7 +55,7 @@ def erase_neighbours() -> None:
 
 
 def forget_erasures_at_a_kill() -> None:
-    """An erasure that was begun by a process that is gone is continued by nobody."""
+    """Abandon an erasure whose process was killed."""
     from logstore.broker.erasing import Erasing
 
     write, look = Erasing._write, Erasing._look
@@ -80,7 +80,7 @@ def forget_erasures_at_a_kill() -> None:
 
 
 def move_no_log_start() -> None:
-    """Retention removes files, and the log start stays where it was."""
+    """Remove files in retention without moving the log start."""
     from compaction_jobs import retention
 
     plan = retention.plan_retention
@@ -93,7 +93,7 @@ def move_no_log_start() -> None:
 
 
 def compact_to_the_first() -> None:
-    """Compaction keeps the first record of each key instead of the last."""
+    """Keep the first record of each key instead of the last in compaction."""
     from compaction_jobs import latest_rows
 
     add = latest_rows._LastRows.add
@@ -114,7 +114,7 @@ def compact_to_the_first() -> None:
 
 
 def compact_too_far() -> None:
-    """Compaction drops a record for another one of its key in the next source only."""
+    """Drop the last kept record of the last source in compaction."""
     from compaction_jobs import local_compaction
 
     find = local_compaction.find_kept
@@ -128,7 +128,7 @@ def compact_too_far() -> None:
 
 
 def merge_loses_a_row() -> None:
-    """A merge leaves out the last record of its last file."""
+    """Leave out the last record of each batch of a merge."""
     from logstore.segments import joining
 
     records = joining._records
@@ -144,7 +144,7 @@ def merge_loses_a_row() -> None:
 
 
 def roll_loses_a_row() -> None:
-    """A roll leaves out the first record of a segment that has several."""
+    """Leave out the first record of each batch of more than three in a roll."""
     from logstore.segments.writer import SegmentWriter
 
     write = SegmentWriter.write
@@ -156,14 +156,14 @@ def roll_loses_a_row() -> None:
 
 
 def read_segments_unchecked() -> None:
-    """The bytes of a segment are read whatever their checksum says."""
+    """Read the bytes of a segment whatever their checksum says."""
     from logstore.segments.parquet_file import ParquetFile
 
     ParquetFile._checked = ParquetFile._unchecked  # type: ignore[method-assign]
 
 
 def find_the_next_offset_by_time() -> None:
-    """The offset of a timestamp is that of the record after it."""
+    """Return the offset of the record after the right one for a timestamp."""
     from logstore.log.log_reader import LogReader
 
     find = LogReader.offset_for_timestamp
@@ -176,7 +176,7 @@ def find_the_next_offset_by_time() -> None:
 
 
 def skip_the_end_of_history() -> None:
-    """A reader who comes to the end of the table goes on one record too far."""
+    """Skip one record when a reader reaches the end of the table."""
     from logstore.log.log_reader import LogReader
 
     history_slice = LogReader._history_slice
@@ -191,14 +191,14 @@ def skip_the_end_of_history() -> None:
 
 
 def read_deleted_records() -> None:
-    """Readers get records below the log start as long as their file is there."""
+    """Return records below the log start as long as their file exists."""
     from logstore.log import log_reader
 
     log_reader.require_in_range = lambda *_: None
 
 
 def delete_records_in_memory() -> None:
-    """The log start moves in memory, and no commit says so."""
+    """Move the log start in memory, without a commit."""
     from logstore.broker.topic_tables import TopicTables
 
     async def in_memory(self: Any, context: Any, topic: Any, before_offsets: Any) -> Any:
@@ -215,7 +215,7 @@ def delete_records_in_memory() -> None:
 
 
 def give_no_new_epoch() -> None:
-    """A producer that asks for the next epoch of its id gets the one that it has."""
+    """Return the current epoch to a producer that asks for the next one."""
     from logstore.broker.producing import ProducerId, Producing
 
     init = Producing.init_producer
@@ -229,7 +229,7 @@ def give_no_new_epoch() -> None:
 
 
 def give_ids_twice() -> None:
-    """A start begins again with the first producer id."""
+    """Give out producer ids from the first one again after each start."""
     from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 
     async def from_one(self: Any) -> int:
@@ -241,7 +241,7 @@ def give_ids_twice() -> None:
 
 
 def commit_offsets_unsynced() -> None:
-    """A commit of offsets is answered when it is queued."""
+    """Answer a commit of offsets when it is queued."""
     from consumer_offsets.coordinator_shard import CoordinatorShard
 
     CoordinatorShard._append = rewritten(  # type: ignore[method-assign]
@@ -252,7 +252,7 @@ def commit_offsets_unsynced() -> None:
 
 
 def refuse_what_is_stored() -> None:
-    """A record that waits for its replicas is refused as if it had not been stored."""
+    """Refuse every tenth request although its records are stored."""
     from logstore.broker.producing import Producing
     from logstore.errors import ThrottledError
 
@@ -272,21 +272,21 @@ def refuse_what_is_stored() -> None:
 
 
 def alter_in_memory() -> None:
-    """A changed configuration is not in the table."""
+    """Leave a changed configuration out of the table."""
     from logstore.delta.topic_table import TopicTable
 
     TopicTable.alter_config = lambda self, _: self.snapshot().version  # type: ignore[method-assign]
 
 
 def delete_the_name_alone() -> None:
-    """A deleted topic is found again at the next start."""
+    """Keep the directory of a deleted topic, so that the next start finds the topic again."""
     from logstore.table_root import TableRoot
 
     TableRoot.remove = lambda *_, **__: None  # type: ignore[method-assign, assignment]
 
 
 def leave_small_files_unsynced() -> None:
-    """Small files are replaced without an fsync of what replaces them."""
+    """Replace small files without an fsync of the new content."""
     from logstore.filesystem import FileSystem
 
     FileSystem.write_atomically = rewritten(FileSystem.write_atomically, ("self.fdatasync(fd)", "pass"))  # type: ignore[method-assign]

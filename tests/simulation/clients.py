@@ -1,4 +1,4 @@
-"""Clients of the simulated world, whose calls are in its history."""
+"""Clients of the simulated world; the history has all of their calls."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ from tests.simulation.node import ConnectionLostError, NoConnectionError
 from tests.simulation.site import GroupName, Log, Place, Site
 
 CLIENT = RequestContext("1", "simulated", "HTTP", "127.0.0.1", None, ANONYMOUS)
-#: Answers which say that a request has changed nothing; every other 5xx leaves it open.
+#: Responses that say that a request has changed nothing; after any other 5xx its outcome is open.
 _REFUSED = {429, 503}
 _PAUSE_S = 0.02
 _AGAIN_S = 0.3
@@ -43,7 +43,7 @@ class TopicSpec:
 
 
 class Client:
-    """One caller with one request at a time."""
+    """A client that sends one request at a time."""
 
     def __init__(self, site: Site, history: History, name: str, rng: random.Random, *, records_s: float = 100) -> None:
         self.site, self.history, self.rng = site, history, rng
@@ -62,7 +62,7 @@ class Client:
         *,
         tries: int = 1,
     ) -> tuple[str, Mapping[str, Any]]:
-        """The phase of the call and what it told; it is sent again while its outcome is open."""
+        """Make a call, up to ``tries`` times while its outcome is open, and return its phase and result."""
         number = self.history.invoke(self.process, op, **asked)
         phase, answer = await self._send(place, work)
         repeated = False
@@ -92,7 +92,7 @@ class Client:
             return "info", None
         except LogStoreError as error:
             return "fail" if _is_known(error) else "info", None
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody foresaw it
+        except Exception as error:  # noqa: BLE001 - any other error is unforeseen, and reported
             self.site.unforeseen.append(f"a request met an unforeseen error: {error!r}")
             return "info", None
 
@@ -108,7 +108,7 @@ class Producer(Client):
             if sequenced and identity is None and (identity := await self._new_identity(None)) is None:
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            # A leader alone may lose what it has acknowledged.
+            # With acks=1 the leader alone acknowledges, and may lose the record, so a cluster gets no such requests.
             careless = ["all", "0"] if self.site.cluster is not None else ["all", "1", "0"]
             acks = "all" if identity is not None else self.rng.choice(careless)
             phase, _ = await self._produce(topic, partition, records, acks, identity)
@@ -118,12 +118,12 @@ class Producer(Client):
                 elif phase == "info":
                     identity = await self._new_identity(
                         identity
-                    )  # whether it counts is open: a higher epoch counts anew
+                    )  # the outcome is open, and a higher epoch begins its own sequence
             if phase != "ok":
                 await asyncio.sleep(_AGAIN_S)
 
     def _records(self, prefix: str, *, keyed: bool) -> list[Record]:
-        """``keyed``: each has a key, and some are tombstones."""
+        """Make records; with ``keyed`` each has a key, and some are tombstones."""
         large = self.rng.random() < 0.1
         records = []
         for n in range(self.rng.randint(1, 3 if large else 12)):
@@ -191,11 +191,11 @@ class _Identity:
 
 
 class Reader(Client):
-    """Reads all topics, and commits how far it is."""
+    """Reads all topics, and commits its positions."""
 
     async def run(self, topics: Sequence[TopicSpec], group: str) -> None:
         at = {topic.name: dict.fromkeys(range(topic.partitions), 0) for topic in topics}
-        #: Topics that could not be read or committed: they are begun anew from what is committed.
+        #: Topics that could not be read or committed: reading continues from the committed offsets.
         failed: set[str] = set()
         while True:
             await asyncio.sleep(self.rng.uniform(0, 0.4))
@@ -218,7 +218,7 @@ class Reader(Client):
                 await self._offset_for_time(name, self.rng.choice(list(positions)))
 
     async def _begin_anew(self, group: str, topic: str, positions: dict[int, int]) -> bool:
-        """Go on as a consumer that was started anew; whether the store told what is committed."""
+        """Continue from the committed offsets like a new consumer. Return False if the store did not return them."""
         phase, told = await self.committed(group, topic)
         if phase == "ok":
             self.process = f"{self._name}.{next(self._lives)}"
@@ -262,7 +262,7 @@ class Reader(Client):
         return True
 
     async def log_start(self, topic: str, partition: int) -> int | None:
-        """None if the store does not tell."""
+        """Return the log start, or None if the store did not return it."""
 
         async def work(store: Store) -> int:
             return store.broker.topic(CLIENT, topic).partition(partition).log_start_offset
@@ -309,7 +309,7 @@ class Reader(Client):
             try:
                 known = store.groups.committed(CLIENT, group, topic)
             except UnknownGroupError:
-                known = []  # it has committed nothing
+                known = []  # the group has committed nothing
             return {"offsets": {str(each.partition): each.offset for each in known}}
 
         return await self.call("committed", GroupName(group), work, lambda told: told, {"group": group, "topic": topic})

@@ -24,7 +24,7 @@ _LOOK_S = 0.05
 
 
 class Cluster:
-    """``nodes`` by broker id, from 0 on."""
+    """A cluster; ``nodes`` has its nodes by broker id, from 0 on."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Cluster:
         return store.coordinator
 
     def controller(self) -> Node | None:
-        """The node that takes itself for the controller; of several the first."""
+        """Return the node that believes it is the controller; if several do, the first of them."""
         active = (one for one in self.nodes if self.nodes[one].store and self.coordinator(one).controller.is_active)
         return next((self.nodes[one] for one in active), None)
 
     def state(self, broker_id: int, topic: str, partition: int) -> PartitionState | None:
-        """The state of a partition as that broker believes it; None if it does not know the topic, or is not there."""
+        """Return a partition's state as that broker sees it, or None if it is down or does not know the topic."""
         node = self.nodes[broker_id]
         if node.store is None:
             return None
@@ -78,7 +78,7 @@ class Cluster:
         return self.coordinator(broker_id).partition_state(found.topic_id, partition)
 
     def leader(self, topic: str, partition: int) -> Node | None:
-        """The node that runs and believes that it leads; of several the one with the highest epoch."""
+        """Return the running node that believes it leads; if several do, the one with the highest epoch."""
         led = [
             (state.leader_epoch, broker_id)
             for broker_id in self.nodes
@@ -87,7 +87,7 @@ class Cluster:
         return self.nodes[max(led)[1]] if led else None
 
     def is_whole(self) -> bool:
-        """Return whether all brokers run, and all replicas are in sync: then a disk may be lost."""
+        """Return True if all brokers run and all replicas are in sync, so that a disk may be lost."""
         first = self.nodes[0].store
         if first is None or len(self.running) < len(self.nodes):
             return False
@@ -100,7 +100,7 @@ class Cluster:
         return True
 
     async def eventually(self, found: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-        """Wait until ``found`` is true. AssertionError after ``within_s`` simulated seconds."""
+        """Wait until ``found`` returns True. Raises AssertionError after ``within_s`` simulated seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
         while not found():

@@ -1,4 +1,4 @@
-"""A client of simulated worlds that erases records of its own, and looks for their bytes on the disks afterwards."""
+"""A client of simulated worlds that erases its own records, and then looks for their bytes on the disks."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tests.faults.bench.records import Record, stored
 from tests.simulation.clients import CLIENT, Producer, TopicSpec
 from tests.simulation.site import Log
 
-#: Steps of an erasure between its first record and its last one, at which a process may die.
+#: Steps of an erasure between its first and its last record, at which a process may die.
 STEPS = (
     "erase.recorded",
     "erase.rolled",
@@ -33,22 +33,22 @@ _LOOK_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """Records of a key that were erased: their values contain ``words``, which nothing else does."""
+    """Erased records of a key: their values contain ``words``, which no other value does."""
 
     topic: str
     words: str
 
 
 class Eraser(Producer):
-    """Stores records of a key of their own, and has them erased, by the key or by an expression."""
+    """Stores records with their own key, and erases them by the key or by an expression."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: Erasures whose report says that they are over.
+        #: Erasures that are reported as finished.
         self.erased: list[Erased] = []
-        #: What nobody should see.
+        #: Anomalies that this client has found.
         self.broken: list[str] = []
-        #: Whether no erasure begins any more.
+        #: True if no further erasure begins.
         self.is_ending = False
 
     async def run_erasures(self, topics: Sequence[TopicSpec]) -> None:
@@ -64,8 +64,8 @@ class Eraser(Producer):
             records = [Record(f"{key}-{n}", key, f"{words}-{n}", None) for n in range(3)]
             phase, told = await self._produce(topic, partition, records, "all", None)
             if phase != "ok":
-                continue  # whether they are there is open: they stay
-            # Others may read them meanwhile, and they may be in the table, or in the journal alone.
+                continue  # their outcome is open, so they are not erased
+            # Other clients may read the records meanwhile; the records may be in the table or only in the journal.
             await asyncio.sleep(self.rng.choice([0, 0.2, 2]))
             rows = [(at, 0, r.record_id, r.key, r.value) for (_, at), r in zip(told["places"], records, strict=True)]
             state = {"topic": topic.name, "partition": partition, "how": "erase", "rows": rows}
@@ -77,9 +77,9 @@ class Eraser(Producer):
             self.erased.append(erased)
 
     async def _erase(self, topic: str, key: str, *, by_expression: bool) -> int:
-        """Erase the records of a key, and return the last version that this made when the report says ``erased``.
+        """Erase the records of a key, and return the last version that this committed, once the state is ``erased``.
 
-        An erasure whose beginning was not answered is begun again.
+        If no response says that an erasure has begun, another one is begun.
         """
         where = parse_where(f"key == x'{(stored(key) or b'').hex()}'") if by_expression else None
         keys = [] if where else [stored(key) or b""]
@@ -99,7 +99,7 @@ class Eraser(Producer):
                 await asyncio.sleep(_LOOK_S)
 
     async def _version(self, topic: str, erasure: str) -> int | None:
-        """The last version of an erasure that is over; -1 while it is not; None if nobody knows it any more."""
+        """Return the last version of a finished erasure, -1 for an unfinished one, or None if no broker knows it."""
 
         async def look(store: Store) -> int | None:
             broker = store.broker
@@ -108,9 +108,9 @@ class Eraser(Producer):
                 return None if count.failure is not None else -1
             reports = {report.id: report for report in broker.erasing.reports(found)}
             if erasure not in reports:
-                return None  # the broker that searched the records has ended
+                return None  # the broker that was searching for the records has ended
             is_over = reports[erasure].state == "erased"
-            # One that was begun before, and not answered, may have done it, or a commit of another kind.
+            # An earlier erasure that got no response may have erased the records, or a commit of another kind may have.
             made = [version for one in reports.values() for version in one.versions]
             return max(made, default=found.table.snapshot().version) if is_over else -1
 
@@ -118,12 +118,12 @@ class Eraser(Producer):
         return version if phase == "ok" else -1
 
     def look_at_disks(self, data: Path) -> None:
-        """Look for bytes of all that was erased; nobody brings them back later either."""
+        """Look for bytes of all erased records, which must not come back later either."""
         self.broken += _left(data, self.erased)
 
 
 def _left(data: Path, erased: Sequence[Erased]) -> Iterator[str]:
-    """Yield the files below ``data`` in which erased bytes are still to be found."""
+    """Yield the files below ``data`` that still have erased bytes."""
     for path in sorted(path for path in data.rglob("*") if path.is_file()):
         content = path.read_bytes() + _values(path)
         if found := [one.words for one in erased if f"{one.words}-".encode() in content]:
@@ -133,6 +133,6 @@ def _left(data: Path, erased: Sequence[Erased]) -> Iterator[str]:
 def _values(path: Path) -> bytes:
     """Return the values in a Parquet file, which may be compressed."""
     if path.suffix == ".parquet":
-        with contextlib.suppress(pa.ArrowInvalid):  # a power cut has left a part of it, which nobody reads
+        with contextlib.suppress(pa.ArrowInvalid):  # a power cut has left a part of the file, which no commit names
             return b"".join(filter(None, pq.ParquetFile(path).read(["value"])["value"].to_pylist()))
     return b""

@@ -1,8 +1,8 @@
 """Another writer of a simulated world's tables: OPTIMIZE, DELETE, UPDATE, and an overwrite that empties a table.
 
-It is a program that knows nothing of the store: it reads a table with delta-rs, writes files of its own, and commits
-them by hand, so that their names and bytes come from the seed. Its files are on its own disk, and durable when it
-commits.
+It is a program that knows nothing of the store. It reads a table with delta-rs, writes its own files, and builds the
+commits itself, so that their names and bytes come from the seed. Its files are on its own disk, and are durable before
+it commits.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ File = dict[str, Any]
 
 
 class Stranger(Reader):
-    """Commits to tables, and goes on when readers of the store are served what it left."""
+    """Commits to tables, and continues when readers of the store get the result."""
 
     def __init__(self, *args: Any, data: Path, disk: FaultyFileSystem, **options: Any) -> None:
         super().__init__(*args, **options)
         self._data, self._disk = data, disk
-        #: Whether it begins nothing any more.
+        #: True if no further statement begins.
         self.is_ending = False
 
     async def run_statements(self, topics: Sequence[TopicSpec]) -> None:
@@ -46,7 +46,7 @@ class Stranger(Reader):
             await asyncio.sleep(self.rng.uniform(1, 6))
             if self.is_ending:
                 return
-            # A power cut may have left a table that is read when its store has mended it.
+            # A power cut may have left a table that delta-rs cannot read until the store has repaired it.
             with contextlib.suppress(DeltaError, OSError, pa.ArrowInvalid):
                 await self._write_to(self.rng.choice(topics), f"stated-{number}")
 
@@ -68,7 +68,7 @@ class Stranger(Reader):
     # ---- statements -------------------------------------------------------------------------------------------------
 
     def _optimize(self, topic: str, table: Path, files: list[File]) -> None:
-        """Put the records of neighbouring files into one."""
+        """Merge the records of neighbouring files into one file."""
         file = self.rng.choice(files)
         partition = file["partition.partition"]
         chosen = [one for one in files if one["partition.partition"] == partition][: self.rng.randint(2, 6)]
@@ -79,7 +79,7 @@ class Stranger(Reader):
         self.history.tell(self.process, "foreign", topic=topic, version=since, until=_newest(table))
 
     async def _empty(self, topic: str, table: Path, files: list[File]) -> None:
-        """Take all records out of the table; the store puts its files back."""
+        """Remove all records from the table; the store restores its files."""
         since = _newest(table) + 1
         self.history.tell(self.process, "foreign", topic=topic, version=since)
         self._commit(table, "WRITE", files, [], data_change=True)
@@ -97,7 +97,7 @@ class Stranger(Reader):
             return
         every = self.rng.choice([1, 2, 5])
         wanted = pc.and_(pc.is_valid(rows["value"]), pc.greater_equal(rows["offset"], start))
-        erased = pc.fill_null(pc.match_substring(rows["key"], "eraser"), False)  # these have a statement of their own
+        erased = pc.fill_null(pc.match_substring(rows["key"], "eraser"), False)  # erased by statements of the eraser
         offsets = rows.filter(pc.and_not(wanted, erased))["offset"].to_pylist()[::every]
         if not offsets:
             return
@@ -122,7 +122,7 @@ class Stranger(Reader):
         self.history.complete(number, self.process, "statement", "ok", **told, values=values, version=version)
 
     async def _until_stated(self, topic: TopicSpec, partition: int, offset: int, text: str | None) -> None:
-        """Wait until readers get the record as the statement left it, or do not get it."""
+        """Wait until readers get the record as the statement left it, or no longer get it."""
         while True:
             phase, told = await self.fetch(topic.name, partition, offset)
             if phase == "ok":
@@ -167,7 +167,7 @@ class Stranger(Reader):
         *,
         data_change: bool,
     ) -> int:
-        """Replace files of the newest version by files with these rows, by partition; the version of the commit."""
+        """Replace files of the newest version by files with these rows, by partition; return the new version."""
         now_ms = self.site.now_ms()
         actions: list[dict[str, Any]] = [
             {
@@ -218,7 +218,7 @@ class Stranger(Reader):
             )
         version = _newest(table) + 1
         entry = "".join(f"{json.dumps(action)}\n" for action in actions).encode()
-        # Nobody else comes between reading the table and this: the loop runs nothing meanwhile.
+        # No other writer can commit in between, because the loop runs nothing else since the table was read.
         self._write(table / "_delta_log" / f"{version:020}.json", entry)
         return version
 

@@ -1,4 +1,4 @@
-"""The history of a simulated run, in the terms of the fault bench's checker; ``t`` is the simulated time."""
+"""The history of a simulated run, in the form that the fault bench's checker reads; ``t`` is the simulated time."""
 
 import asyncio
 import hashlib
@@ -11,11 +11,11 @@ from tests.faults.bench.history import Recorder
 
 
 class History(Recorder):
-    """Keeps events in memory instead of a file. ``digest`` is of all of them, and of what is noted beside them."""
+    """Keeps events in memory instead of a file. ``digest`` covers all events and all notes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.events: list[dict[str, Any]] = []
-        #: Of all that happened.
+        #: The number of events and notes.
         self.count = 0
         self._loop = loop
         self._prefix = "e"
@@ -27,12 +27,12 @@ class History(Recorder):
         return self._digest.hexdigest()[:32]
 
     def note(self, *what: object) -> None:
-        """Count something below the calls, such as a call of a disk."""
+        """Count something below the calls of clients, such as a call of a disk."""
         self.count += 1
         self._digest.update(repr(what).encode())
 
     def _write(self, process: str, op: str, phase: str, number: str, fields: dict[str, Any]) -> None:
-        # Events of one moment keep their order.
+        # Events at one moment keep their order.
         t = max(round(self._loop.time() * 1e9), self.events[-1]["t"] + 1 if self.events else 0)
         event = {"t": t, "process": process, "op": op, "phase": phase, "id": number, **fields}
         self.count += 1
@@ -40,4 +40,4 @@ class History(Recorder):
         self.events.append(event)
 
     def close(self) -> None:
-        """There is no file to close."""
+        """Do nothing: there is no file to close."""

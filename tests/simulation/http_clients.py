@@ -1,4 +1,4 @@
-"""Clients of the simulated world that speak HTTP: each goes to any node, which sends on what another one answers."""
+"""Clients of the simulated world that use HTTP. They send to any node, which forwards to the right one."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.simulation.ways import Ways
 T = TypeVar("T")
 
 _PATIENCE_S = 6.0
-#: The share of requests of which a part is sent, and no more.
+#: The share of requests of which only a part is sent.
 _CUT_SHORT = 0.003
 
 
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 class HttpSite(Site):
-    """The store as one client with HTTP sees it. ``call`` gives its work this site, whose ``ask`` sends a request."""
+    """The store as one client sees it over HTTP. ``call`` passes this site to its work, which calls ``ask``."""
 
     def __init__(self, site: Site, name: str, rng: random.Random) -> None:
         super().__init__(site.nodes, site.cluster, site.network, rng)
@@ -54,7 +54,12 @@ class HttpSite(Site):
         headers: Mapping[str, str] | None = None,
         **query: object,
     ) -> Answer:
-        """A good answer. NoConnectionError: the request was not sent; ConnectionLostError; the error of the answer."""
+        """Send a request, and return a response with a status below 400.
+
+        Raises NoConnectionError if the request was not sent, ConnectionLostError if its outcome is open, and the error
+        of a
+        response with another status.
+        """
         port = HTTP_PORT + self._rng.randrange(len(self.nodes))
         reader, transport = await self._ways.to(port)
         lines = [f"{method} {path}{'?' if query else ''}{urlencode(query)} HTTP/1.1", "Host: localhost"]
@@ -65,7 +70,7 @@ class HttpSite(Site):
         if self._rng.random() < _CUT_SHORT:
             transport.write(request[: self._rng.randrange(1, len(request))])
             transport.close()
-            raise NoConnectionError  # half a request is none
+            raise NoConnectionError  # an incomplete request is never handled
         transport.write(request)
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -102,7 +107,7 @@ def _error(told: Mapping[str, Any]) -> LogStoreError:
 
 
 class HttpProducer(Producer):
-    """Some of its requests name no partition; then those without a key go to one that the store chooses."""
+    """Produces over HTTP. Some requests name no partition; the store then chooses one for the records without a key."""
 
     async def _produce(
         self, topic: TopicSpec, partition: int, records: Sequence[Record], acks: str, identity: Identity | None
@@ -131,7 +136,7 @@ class HttpProducer(Producer):
             return [{**found, "offset": (found["base_offset"] or 0) + at} for at in range(len(records))]
 
         def places(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-            if acks == "0":  # it may still be sent on
+            if acks == "0":  # a node may still forward the request
                 return {"places": [None] * len(records), "unknown": list(range(len(records)))}
             failed = [one.get("error_code") for one in told]
             return {
@@ -245,7 +250,7 @@ class HttpReader(Reader):
             try:
                 known = (await site.ask("GET", f"/groups/{group}/offsets", topic=topic)).json["offsets"]
             except UnknownGroupError:
-                known = []  # it has committed nothing
+                known = []  # the group has committed nothing
             return {"offsets": {str(one["partition"]): one["offset"] for one in known}}
 
         return await self.call("committed", GroupName(group), work, lambda told: told, {"group": group, "topic": topic})

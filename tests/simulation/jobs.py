@@ -1,6 +1,6 @@
-"""The jobs of a simulated world: retention, key compaction, merges and vacuum, each run in a process of its own.
+"""The jobs of a simulated world: retention, key compaction, merges and vacuum, each run in its own process.
 
-A run is the work of one thread, so it happens as a whole; but it may die at any call of its disk.
+A run is the work of one thread, so nothing else happens during it; but it may die at any call of its disk.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from tests.simulation.loop import PlayedProcess
 from tests.simulation.process_disk import ProcessDisk
 from tests.support.faulty_filesystem import CrashedError, FaultyFileSystem
 
-#: Calls at which a run dies, beside the points of its own.
+#: Calls at which a run may die, beside the named steps of jobs.
 _DEATHS = ("segment.create", "segment.fdatasync", "delta.create", "delta.link", "job.written", "retention.start_moved")
-#: Runs that die.
+#: The share of runs that die.
 _DYING = 0.25
 
 
@@ -42,7 +42,7 @@ class Jobs:
         note: Callable[..., None],
         rng: random.Random,
     ) -> None:
-        """``disk`` is that of the machine on which they run, and ``clock`` that of all of them."""
+        """Set up the jobs. ``disk`` is the disk of their machine, and ``clock`` the clock of all of them."""
         self._history, self._disk, self._data, self._clock, self._note, self._rng = (
             history,
             disk,
@@ -51,7 +51,7 @@ class Jobs:
             note,
             rng,
         )
-        #: Whether no run begins any more.
+        #: True if no further run begins.
         self.is_ending = False
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class Jobs:
                 raise
             self._history.complete(told, "jobs", "job", "info", job=job)
         else:
-            here = str(self._data.parent)  # another one in each run
+            here = str(self._data.parent)  # the path differs between runs
             errors = {topic.topic: topic.error.replace(here, "") for topic in report.topics if topic.error is not None}
             versions = {topic.topic: list(topic.versions) for topic in report.topics}
             phase: Any = "info" if errors else "ok"

@@ -1,5 +1,6 @@
-"""Members of groups by Kafka's classic protocol in the simulated world: they give all partitions up for each rebalance,
-and one of them assigns. Beside a member of the ``consumer`` protocol they are in a group of both.
+"""Members of groups with Kafka's classic protocol in the simulated world. They give up all partitions for each
+rebalance,
+and one of them computes the assignment. A group that also has a member of the ``consumer`` protocol is a mixed group.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _SHORT, _INT = struct.Struct(">h"), struct.Struct(">i")
 
 
 class ClassicMember(KafkaMember):
-    """``_epoch`` is its generation; it has none while it is to join."""
+    """A member of the classic protocol. ``_epoch`` is its generation, or -1 while it has to join."""
 
     def _begin_to_join(self) -> None:
         self._member_id, self._epoch, self._due_s = "", -1, 0.0
@@ -123,7 +124,7 @@ def _subscription(topic: str) -> bytes:
 
 
 def _shares(members: Sequence[str], topic: str, partitions: int) -> Mapping[str, bytes]:
-    """By member, in turns."""
+    """Return the encoded assignment of each member; the members take the partitions in turns."""
     shares = {}
     for at, name in enumerate(sorted(members)):
         numbers = list(itertools.islice(range(partitions), at, None, len(members)))

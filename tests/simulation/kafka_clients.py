@@ -1,5 +1,6 @@
-"""Clients with Kafka's protocol in the simulated world: they find brokers by Metadata and FindCoordinator, produce,
-read with fetch sessions, and commit. A request is a frame, which may be cut anywhere.
+"""Clients with Kafka's protocol in the simulated world: they find brokers with Metadata and FindCoordinator, produce,
+read
+with fetch sessions, and commit. A request is a frame, which may be cut anywhere.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ T = TypeVar("T")
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 2, 3, 8, 9
 FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 10, 11, 12, 13, 14
 DELETE_RECORDS, INIT_PRODUCER_ID, CONSUMER_HEARTBEAT = 21, 22, 68
-#: Of each API a client uses one of these versions: with names of topics or their ids, plain and flexible ones.
+#: A client uses one of these versions of each API; they name topics by name or id, and are flexible or not.
 _VERSIONS = {
     PRODUCE: (3, 8, 12, 13),
     FETCH: (11, 12, 13, 17),
@@ -55,16 +56,16 @@ _VERSIONS = {
 }
 _BY_ID = 13
 _EARLIEST = -2
-#: The answer to a commit that says so leaves it open: an append of the coordinator has failed, or took too long.
+#: A commit with these error codes has an open outcome: an append of the coordinator has failed, or took too long.
 _OPEN_COMMITS = (15, 16)
 _PATIENCE_S = 6.0
-#: The share of requests of which a part is sent, and no more; half of them lack the last bytes alone.
+#: The share of requests of which only a part is sent; half of these lack only the last bytes.
 _CUT_SHORT = 0.01
 _LENGTH = struct.Struct(">i")
 
 
 class KafkaSite(Site):
-    """The store as one client with Kafka's protocol sees it. ``call`` gives its work the ``Link`` to a broker."""
+    """The store as one client sees it through Kafka's protocol. ``call`` passes its work the ``Link`` to a broker."""
 
     def __init__(self, site: Site, name: str, rng: random.Random, *, patience_s: float = _PATIENCE_S) -> None:
         super().__init__(site.nodes, site.cluster, site.network, rng)
@@ -86,11 +87,11 @@ class KafkaSite(Site):
             raise
 
     def forget(self, place: Place) -> None:
-        """Look for the broker anew next time."""
+        """Look for the broker again next time."""
         self._ports.pop(place, None)
 
     async def find(self, place: Place) -> "Link":
-        """The broker that leads the log or coordinates the group; NoConnectionError if none is known."""
+        """Return a link to the log's leader or the group's coordinator; raise NoConnectionError if none is known."""
         any_one = Link(self, KAFKA_PORT + self._rng.randrange(len(self.nodes)))
         if place is None:
             return any_one
@@ -101,13 +102,16 @@ class KafkaSite(Site):
                 else:
                     self._ports |= await any_one.leader_ports(place.topic)
             except (LogStoreError, ConnectionLostError):
-                raise NoConnectionError from None  # what it was for is not sent
+                raise NoConnectionError from None  # the request itself was not sent
         if place not in self._ports:
             raise NoConnectionError
         return Link(self, self._ports[place])
 
     async def ask(self, port: int, api_key: int, message: Any, *, is_answered: bool = True) -> Any:
-        """The answer to a request. NoConnectionError: it was not sent; ConnectionLostError."""
+        """Send a request, and return its response.
+
+        Raises NoConnectionError if the request was not sent, and ConnectionLostError if its outcome is open.
+        """
         reader, transport = await self._ways.to(port)
         number, version = next(self._numbers), self.versions[api_key]
         frame = b"".join(map(bytes, write_request(api_key, version, number, self.name, message)))
@@ -115,7 +119,7 @@ class KafkaSite(Site):
             at_most = self._rng.choice([4, len(frame)])
             transport.write(frame[: -self._rng.randrange(1, at_most)])
             transport.close()
-            raise NoConnectionError  # half a request is none
+            raise NoConnectionError  # an incomplete request is never handled
         transport.write(frame)
         if not is_answered:
             return None
@@ -134,7 +138,7 @@ class KafkaSite(Site):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """The way of a client to one broker."""
+    """A client's connection to one broker."""
 
     site: KafkaSite
     port: int
@@ -161,7 +165,7 @@ class Link:
         }
 
     def named(self, api_key: int, topic: str, field: str = "name") -> dict[str, Any]:
-        """The topic in a request, by its name or its id."""
+        """Return the field that names the topic in a request, by name or by id."""
         if self.site.versions[api_key] >= _BY_ID:
             return {"topic_id": self.site.topic_ids[topic]}
         return {field: topic}
@@ -210,7 +214,7 @@ class Link:
 
 
 def require(error_code: int) -> None:
-    """Raise the error of an answer."""
+    """Raise the error of a response."""
     if error_code:
         raise error_of_kafka(error_code, ERROR_CODES[LogStoreError], f"Kafka's error {error_code}")
 
@@ -270,22 +274,24 @@ class KafkaProducer(Producer):
 
 
 class FetchSession:
-    """What a broker knows of a reader's partitions, as the reader takes it: it sends and is sent changes alone."""
+    """A fetch session as the reader sees it: requests and responses have only what has changed."""
 
     def __init__(self) -> None:
         self.end()
 
     def end(self) -> None:
-        """Begin anew."""
+        """Reset the session."""
         self._id = self._epoch = 0
         self._at: dict[Log, int] = {}
-        #: High watermark and log start as they were told last.
+        #: The last high watermark and log start that the broker returned.
         self._ends: dict[Log, tuple[int, int]] = {}
 
     async def fetch(
         self, link: Link, at: Mapping[Log, int], max_bytes: int, max_wait_ms: int
     ) -> dict[Log, Mapping[str, Any] | LogStoreError]:
-        """What there is in each log from its position on. LogStoreError if the session has ended; as ``Link.ask``."""
+        """Return the records of each log from its position on. Raises LogStoreError if the session has ended, and what
+        ``Link.ask`` raises.
+        """
         kinds = messages.FetchRequest
         changed = [log for log in at if self._at.get(log) != at[log]]
         partitions = {
@@ -326,10 +332,10 @@ class FetchSession:
                 log = Log(topic.topic or names[bytes(topic.topic_id)], part.partition_index)
                 found[log] = self._taken(log, part)
         for log in at:
-            if log not in found and log in self._ends:  # nothing is new
+            if log not in found and log in self._ends:  # nothing has changed
                 found[log] = self._told(log, [], at[log])
         if any(isinstance(one, Mapping) and one["records"] for one in found.values()):
-            # They may have taken the room of others, which are asked for again.
+            # These records may have used up the bytes of the response, so logs that lack records are asked for again.
             found = {log: one for log, one in found.items() if not _lacks_records(one, at[log])}
         self._id, self._epoch = told.session_id, self._epoch + 1
         if not self._id:
@@ -367,7 +373,7 @@ def _lacks_records(told: Mapping[str, Any] | LogStoreError, position: int) -> bo
 
 
 def _by_topic(logs: Any) -> dict[str, list[Log]]:
-    """By name; in the order of their names."""
+    """Return the logs by topic, in the order of the topics' names."""
     found: dict[str, list[Log]] = {}
     for log in sorted(logs):
         found.setdefault(log.topic, []).append(log)
@@ -375,7 +381,7 @@ def _by_topic(logs: Any) -> dict[str, list[Log]]:
 
 
 class KafkaReader(Reader):
-    """Polls all its logs of a broker at once."""
+    """Polls all its logs on a broker at once."""
 
     site: KafkaSite
 
@@ -383,7 +389,7 @@ class KafkaReader(Reader):
         self._sessions: dict[int, FetchSession] = {}
 
     async def poll(self, at: Mapping[Log, int]) -> dict[Log, Mapping[str, Any] | LogStoreError | None]:
-        """What each log has from its position on; None if it was not told, an error if that is why."""
+        """Return the records of each log from its position on, an error, or None if the broker returned neither."""
         of_port: dict[int, dict[Log, int]] = {}
         found: dict[Log, Mapping[str, Any] | LogStoreError | None] = dict.fromkeys(at)
         for log, position in at.items():
@@ -450,7 +456,7 @@ class KafkaReader(Reader):
             if name not in failed and await self._commit(group, name, positions) != "ok":
                 failed[name] = None
             if self.rng.random() < 0.1:
-                failed[name] = None  # it goes on from what is committed
+                failed[name] = None  # reading continues from the committed offsets
             if self.rng.random() < 0.1:
                 await self._offset_for_time(name, self.rng.choice(list(positions)))
             if failed:

@@ -1,9 +1,11 @@
-"""Members of a consumer group in the simulated world, by Kafka's ``consumer`` protocol (KIP-848).
+"""Members of a consumer group in the simulated world, with Kafka's ``consumer`` protocol (KIP-848).
 
-A member owns partitions from ``assigned`` to ``revoked`` or ``lost``; it processes what it reads of them, and commits
-that. Its events are those of the fault bench's members, so that the checker judges them (G1 to G5, G7). The checker
-forgives much while anything is broken; ``Group`` knows more: a member was surely in its group for a session after it
-sent a heartbeat that was answered well.
+A member owns partitions from ``assigned`` to ``revoked`` or ``lost``; it processes their records, and commits its
+positions. Its events are those of the fault bench's members, so that the checker judges them (G1 to G5, G7). The
+checker
+allows much while a fault lasts. ``Group`` is stricter: it knows that a member is in its group for a session timeout
+after
+it sent a heartbeat that succeeded.
 """
 
 import asyncio
@@ -23,35 +25,35 @@ from tests.simulation.node import ConnectionLostError, NoConnectionError
 from tests.simulation.site import GroupName, Log, Site
 
 SESSION_S = 8.0
-#: Less, because the clocks of nodes go ahead a little.
+#: The session timeout less a margin, because the clocks of nodes run a little fast.
 _SURELY_S = SESSION_S - 1
-#: Of the stores.
+#: Settings of the stores.
 GROUP_SETTINGS: dict[str, object] = {
     "group_consumer_session_timeout_ms": int(SESSION_S * 1000),
     "group_consumer_heartbeat_interval_ms": 1_000,
     "group_initial_rebalance_delay_ms": 500,
 }
-#: A member waits so long for an answer: it has to be heard of in time.
+#: The request timeout of a member, short enough to keep its session.
 PATIENCE_S = 3.0
 _LEAVING_EPOCH = -1
 _REBALANCE_TIMEOUT_MS = 60_000
 
 
 class Group:
-    """What the world knows of a group of its own, whose members read one topic."""
+    """A group of the world, whose members read one topic."""
 
     def __init__(self, name: str, topic: TopicSpec, site: Site, history: History) -> None:
         self.name, self.topic, self._site, self._history = name, topic, site, history
         self.members: list[KafkaMember] = []
-        #: Members neither die nor leave any more.
+        #: True if members neither die nor leave any more.
         self.is_ending = False
-        #: Where the next record to be processed is.
+        #: The offset of the next record to process.
         self.processed: dict[Log, int] = {}
         self._owners: dict[Log, KafkaMember] = {}
         history.tell("bench", "group", group=name, topics=[topic.name], session_ms=int(SESSION_S * 1000))
 
     def take(self, log: Log, member: "KafkaMember") -> None:
-        """``member`` was told that it owns the partition."""
+        """Note the owner of a partition, and report it if the former owner is surely still in the group."""
         before, now = self._owners.get(log), asyncio.get_running_loop().time()
         if before is not None and before is not member and log in before.owned and now < before.heard_s + _SURELY_S:
             self._site.unforeseen.append(
@@ -61,7 +63,7 @@ class Group:
         self._owners[log] = member
 
     async def is_settled(self) -> bool:
-        """Whether all records are processed, and the group is as its members know it; then that is told."""
+        """Return True if all records are processed and the group matches its members; then note it in the history."""
         for log in self.logs():
 
             async def end(store: Store, of: Log = log) -> int:
@@ -89,16 +91,16 @@ class Group:
 
 
 class KafkaMember(KafkaReader):
-    """Dies and leaves at times, and comes back as another member."""
+    """Dies or leaves at times, and comes back as another member."""
 
     def __init__(self, site: KafkaSite, history: History, name: str, rng: random.Random, group: Group) -> None:
         super().__init__(site, history, name, rng)
         self._group, self._place = group, GroupName(group.name)
         group.members.append(self)
-        #: The positions of what it owns; None until the committed one is known.
+        #: The positions in its partitions; None until the committed offset is known.
         self.owned: dict[Log, int | None] = {}
         self._has_changed = False
-        #: When it sent the last heartbeat that was answered well.
+        #: When it sent the last heartbeat that succeeded.
         self.heard_s = float("-inf")
 
     async def run(self, topics: Sequence[TopicSpec] = (), group: str = "") -> None:
@@ -123,7 +125,7 @@ class KafkaMember(KafkaReader):
 
     def _begin_to_join(self) -> None:
         self._epoch = 0
-        #: Nothing of it is known to the group.
+        #: True if the next heartbeat has all fields, because the group may not know them.
         self._tells_all = True
         self._due_s = 0.0
 
@@ -134,7 +136,7 @@ class KafkaMember(KafkaReader):
         told: Callable[[Any], Mapping[str, Any]],
         **asked: Any,
     ) -> tuple[str, Mapping[str, Any]]:
-        """As ``call``; the member keeps its name, also after an answer that leaves the outcome open."""
+        """Make a call, as ``call`` does, but keep the member's name even if the outcome is open."""
         name = self.process
         found = await self.call(op, self._place, work, told, {"group": self._group.name, **asked})
         self.process = name
@@ -152,7 +154,7 @@ class KafkaMember(KafkaReader):
             self._begin_to_join()
             return
         except (LogStoreError, NoConnectionError, ConnectionLostError):
-            self._tells_all = True  # what of it has arrived is not known
+            self._tells_all = True  # it is not known which fields have arrived
             self._due_s = loop.time() + AGAIN_S
             return
         self.heard_s, self._epoch, self._tells_all = sent_s, told.member_epoch, False
@@ -211,7 +213,7 @@ class KafkaMember(KafkaReader):
     # ---- records ----------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Process what is new, and commit it."""
+        """Process new records, and commit the positions."""
         topic = self._group.topic.name
         if None in self.owned.values():
 
@@ -249,4 +251,4 @@ class KafkaMember(KafkaReader):
         asked = {"topic": topic, "offsets": {str(partition): offset for partition, offset in offsets.items()}}
         phase, _ = await self.call_member("commit", commit, lambda _: {}, **asked)
         if phase != "ok":
-            self._due_s = 0.0  # it may be out of its group
+            self._due_s = 0.0  # the member may be out of its group

@@ -1,6 +1,4 @@
-"""The listeners of a node on the network of the simulated world, for HTTP and for Kafka's protocol, as
-``logstore.node`` puts them around a store.
-"""
+"""The HTTP and Kafka listeners of a node on the simulated network, set up around a store as ``logstore.node`` does."""
 
 import asyncio
 import contextlib
@@ -19,15 +17,15 @@ from logstore.settings import Settings, address_of
 from tests.simulation.network import NodeNetwork
 
 HOST = "127.0.0.1"
-#: Of broker 0; the others follow.
+#: The ports of broker 0; the next brokers have the next ports.
 HTTP_PORT, KAFKA_PORT = 8_000, 9_000
 
-#: Authorizer and quotas, the URL of the node and its address for Kafka's clients; the store.
+#: A function of authorizer, quotas, the URL of the node and its address for Kafka's clients; it makes the store.
 MakeStore = Callable[[Authorizer, Quotas, str, str], AbstractAsyncContextManager[Store]]
 
 
 class _Ordered(dict[Any, None]):
-    """A set whose order is the same on every run."""
+    """A set whose order is the same in every run."""
 
     def add(self, one: Any) -> None:
         self[one] = None
@@ -37,7 +35,7 @@ class _Ordered(dict[Any, None]):
 
 
 class PlayedSocket:
-    """What listeners are given; ``SimulatedLoop.create_server`` makes it listen. It is its own server."""
+    """The socket that listeners get; ``SimulatedLoop.create_server`` makes it listen. It is its own server."""
 
     def __init__(self, network: NodeNetwork, port: int) -> None:
         self._network, self._port = network, port
@@ -63,7 +61,7 @@ class PlayedSocket:
 
 @contextlib.asynccontextmanager
 async def listening_store(settings: Settings, network: NodeNetwork, make_store: MakeStore) -> AsyncIterator[Store]:
-    """The store with its listeners, for as long as the block lasts. Raises as ``make_store``."""
+    """Run the store with its listeners while the block lasts. Raises what ``make_store`` raises."""
     authorizer, quotas = Authorizer(), Quotas()
     kafka_address = HOST, KAFKA_PORT + settings.broker_id
     http_port = HTTP_PORT + settings.broker_id
@@ -90,6 +88,6 @@ async def listening_store(settings: Settings, network: NodeNetwork, make_store: 
                 http.stop()
                 await serving
                 http.close()
-    finally:  # the store could not start
+    finally:  # the store may have failed to start
         http.stop()
         await serving

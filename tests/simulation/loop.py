@@ -1,11 +1,11 @@
-"""The machine's time and threads, played by an event loop: a seed decides in which order things happen.
+"""An event loop that simulates the machine's time and threads: a seed decides in which order things happen.
 
 The loop never waits. When nothing is ready, its time jumps to the next timer. Work for threads (``run_in_executor``,
-``to_thread``, the disk threads of the journal, and executors that threads use themselves) runs on the loop: it begins
-and its result comes after delays by the seed, so that other things happen in between. A piece of such work runs as a
-whole.
+``to_thread``, the disk threads of the journal, and executors that threads use themselves) runs on the loop. Random
+delays come before such work and before its result, so that other things happen in between. A piece of such work is not
+interrupted.
 
-Whatever runs belongs to the process in whose context it was made (``PlayedProcess``).
+A task belongs to the process in whose context it was made (``PlayedProcess``).
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from tests.support.faulty_filesystem import CrashedError
 
 T = TypeVar("T")
 
-#: The process in which something runs; None for the world around it.
+#: The process to which the running code belongs; None for the world around it.
 PROCESS: ContextVar["PlayedProcess | None"] = ContextVar("process", default=None)
-#: Seconds until work for a thread begins, and until its result is seen. Rarely a thread does not run for longer.
+#: Mean seconds until work for a thread begins, and until its result is seen. Rarely a thread stalls for longer.
 _BEGINS_S = 0.0002
 _SEEN_S = 0.0001
 _STALL_S = 0.5
@@ -34,26 +34,27 @@ _STALLS = 0.002
 
 
 class PlayedProcess:
-    """One start of a program, whose tasks are those that are made in it.
+    """One start of a program; it owns the tasks that are made in it.
 
-    When it is killed, its tasks are cancelled: they end, in a world that they cannot reach any more. Its disk refuses
-    all calls, and work of its threads that has not begun never does.
+    When it is killed, its tasks are cancelled. They still end, but nothing that they do reaches the world: its disk
+    refuses
+    all calls, and work for its threads that has not begun never begins.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
-        #: How much slower its threads are than others.
+        #: How many times slower its threads are than others.
         self.slowness = 1.0
-        #: By their beginning: a set would have an order of its own in each run.
+        #: A dict in the order of creation, because the order of a set would differ between runs.
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        #: Called when it is killed, before anything of it notices.
+        #: Called when it is killed, before its own tasks notice.
         self.at_death: list[Callable[[PlayedProcess], None]] = []
         self._context = copy_context()
         self._context.run(PROCESS.set, self)
 
     def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Do something in the process."""
+        """Run ``work`` in the process."""
         return self._context.copy().run(work, *args)
 
     def own(self, task: asyncio.Task[Any]) -> None:
@@ -64,7 +65,7 @@ class PlayedProcess:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if self.is_dead and not task.cancelled():
-            task.exception()  # nobody is left to be told
+            task.exception()  # mark the error as seen, because no code of the process is left to handle it
 
     def kill(self) -> None:
         if not self.is_dead:
@@ -82,7 +83,7 @@ class PlayedTask(asyncio.Task[Any]):
 
 
 class _Selector:
-    """What the loop waits on: nothing ever comes from outside, so it lets time pass."""
+    """The loop's selector: no event ever comes from outside, so it lets time pass."""
 
     def __init__(self, loop: "SimulatedLoop") -> None:
         self._loop = loop
@@ -95,16 +96,16 @@ class _Selector:
 
 
 class SimulatedLoop(asyncio.base_events.BaseEventLoop):
-    """``rng`` decides all delays. ``time()`` begins at 0."""
+    """The event loop. ``rng`` decides all delays. ``time()`` begins at 0."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self._now = 0.0
         self._rng = rng
         self._selector = _Selector(self)
-        #: When the last work of an executor that has one thread is seen.
+        #: For each executor with one thread, when the result of its last work is seen.
         self._last: dict[object, float] = {}
-        #: Exceptions that nobody handled.
+        #: Exceptions that no code handled.
         self.errors: list[str] = []
         self.set_exception_handler(self._note)
         self.set_task_factory(self._make_task)
@@ -136,7 +137,7 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         process = getattr(context.get("task") or context.get("future"), "process", None)
         if process is not None and process.is_dead:
-            return  # the garbage collector ends what such a process has left
+            return  # the garbage collector destroys what a dead process has left
         error = context.get("exception")
         where = "" if error is None else "".join(traceback.format_tb(error.__traceback__)[-3:])
         self.errors.append(f"{context['message']}: {error!r}\n{where}")
@@ -154,7 +155,7 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
         return self.in_thread(in_order, func, *args)
 
     def in_thread(self, thread: object, func: Callable[..., Any], *args: Any, takes_s: float = 0.0) -> Any:
-        """A future of what ``func`` returns; work of one ``thread`` that is not None keeps its order."""
+        """Return a future of the result of ``func``; work of the same ``thread`` keeps its order unless it is None."""
         future: asyncio.Future[Any] = self.create_future()
         process = PROCESS.get()
         begins = max(self._now, self._last.get(thread, 0.0) if thread is not None else 0.0)
@@ -172,7 +173,7 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
                 resolve, result = future.set_result, func(*args)
             except Exception as error:  # noqa: BLE001 - the waiter gets it
                 resolve, result = future.set_exception, error  # type: ignore[assignment]
-            if process is not None and process.is_dead:  # it died in the middle
+            if process is not None and process.is_dead:  # the process died during the work
                 _fail(future)
                 return
             self.call_at(max(seen, self._now), lambda: None if future.done() else resolve(result))
@@ -188,7 +189,7 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
 
 
 class PlayedWorkers(Executor):
-    """An executor for a simulation: threads that use it get their work done on the spot."""
+    """An executor for a simulation: it does the work of threads at once."""
 
     def __init__(self, threads: int | None = None, *_: object, **__: object) -> None:
         self.threads = threads
@@ -206,7 +207,7 @@ class PlayedWorkers(Executor):
 
 
 class PlayedDiskThread(DiskThread):
-    """As ``DiskThread``, on the loop."""
+    """A ``DiskThread`` whose work runs on the loop."""
 
     def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()
@@ -217,7 +218,7 @@ class PlayedDiskThread(DiskThread):
 
 
 class PlayedThreads(Threads):
-    """All threads of the stores that are made meanwhile."""
+    """All threads of the stores that are made while this is in use."""
 
     def pool(self, count: int, name: str, niceness: int = 0) -> PlayedWorkers:
         return PlayedWorkers(count)
@@ -227,7 +228,7 @@ class PlayedThreads(Threads):
 
 
 def _fail(future: asyncio.Future[Any]) -> None:
-    """Tell what is left of a process that its disk is gone."""
+    """Report to what is left of a dead process that its disk is gone."""
     if not future.done():
         future.set_exception(CrashedError(errno.EIO, "the process is dead"))
-        future.exception()  # perhaps nobody is left to be told
+        future.exception()  # mark the error as seen, because no code may be left to handle it

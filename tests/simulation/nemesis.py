@@ -1,6 +1,6 @@
-"""What goes wrong in the simulated world, drawn by the seed.
+"""The faults of the simulated world, drawn by the seed.
 
-A fault is a coroutine of ``Nemesis``: it strikes, lets the world go on for a while, and takes back what it ordered.
+A fault is a coroutine of ``Nemesis``: it strikes, lets the world run for a while, and takes back what it ordered.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from tests.simulation.history import History
 from tests.simulation.node import Node
 from tests.simulation.site import Site
 
-#: Calls on files of the journal whose failure is final: a restart reads what is there.
+#: Calls on files of the journal whose failure is final: a restart reads what they left.
 _JOURNAL_CALLS = ("journal.write_at", "journal.fdatasync", "journal.create", "journal.allocate")
-#: Calls on files of tables, which are tried again.
+#: Calls on files of tables; the store retries them.
 _TABLE_CALLS = (
     "segment.write_at",
     "segment.fdatasync",
@@ -34,7 +34,7 @@ _TABLE_CALLS = (
     "delta.link",
     "delta.sync_directory",
 )
-#: Points and calls at which a process dies.
+#: Named steps and calls at which a process dies.
 _DEATHS = (
     "journal.write_at",
     "journal.fdatasync",
@@ -52,12 +52,12 @@ _DEATHS = (
 #: Methods of ``Nemesis`` with their weights.
 Kinds = tuple[tuple[Callable[[], Awaitable[None]], int], ...]
 _LOOK_S = 0.1
-#: A start that other faults disturb is tried so often.
+#: How often a start is tried when other faults disturb it.
 _STARTS = 30
 
 
 class Strand(enum.IntEnum):
-    """Faults that come one after the other; one of each strand may last at the same time."""
+    """Faults that strike one after the other; one fault of each strand may last at the same time."""
 
     PROCESSES = 0
     MACHINES = 1
@@ -65,7 +65,7 @@ class Strand(enum.IntEnum):
 
 
 class Nemesis:
-    """A strand of faults. What it orders may end early, or fail, because of the others."""
+    """A strand of faults. Another strand may end its faults early, or make them fail."""
 
     def __init__(
         self,
@@ -78,32 +78,35 @@ class Nemesis:
         strand: Strand,
         strands: "list[Nemesis]",
     ) -> None:
-        """``only``: the numbers of the faults that strike, None for all; ``kind``: a method, for faults of one kind,
-        which then strike as processes do. ``strands``: all of the world, this one among them.
+        """Set up a strand.
+
+        ``only`` has the numbers of the faults that strike (None: all). ``kind`` is a method: only faults of this kind
+        strike, in
+        the strand of processes. ``strands`` has all strands of the world, including this one.
         """
         self._site, self._history, self._seed, self._only = site, history, seed, only
         self._strand, self._strands = strand, strands
         strands.append(self)
-        #: The one that a fault strikes.
+        #: The node that the current fault strikes.
         self._node = site.nodes[0]
         self._rng = random.Random()
-        #: Some worlds have much to suffer, others time to roll, to merge and to forget.
+        #: Some worlds have many faults; others leave time for rolls, merges and deletions.
         self._pause_s = random.Random(seed).choice([0.1, 0.1, 0.3, 1.0])
         if strand is Strand.MACHINES:
-            self._pause_s *= 0.3  # each of them is short, and takes nobody away
-        #: The numbers of the faults that have struck, which are those of the strand.
+            self._pause_s *= 0.3  # these faults are short, and end no process
+        #: The numbers of the faults that have struck; all of them belong to this strand.
         self.struck: list[int] = []
-        #: Whether a fault of this strand lasts.
+        #: True while a fault of this strand lasts.
         self.is_striking = False
-        #: Whether the fault goes on as long as its own cuts of connections do.
+        #: True while the current fault needs the connections that it has cut.
         self.needs_its_cuts = False
-        #: Whether no node has run since the last one was told to start.
+        #: True if no node has run since the start of the last node began.
         self._is_out = False
         self._starting: dict[Node, asyncio.Task[None]] = {}
         self._names = [topic.name for topic in topics]
         self._logs = [(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
         self.faults: Counter[str] = Counter()
-        #: What nobody should see.
+        #: Anomalies that the nemesis has found.
         self.broken: list[str] = []
         self.is_ending = False
         self._kinds: Kinds = (self._of_processes, self._of_machines, self._of_connections)[strand]()
@@ -154,7 +157,7 @@ class Nemesis:
         )
 
     async def run(self) -> None:
-        """Strike until ``is_ending``. Each fault has chance of its own, so that others can be left out."""
+        """Strike until ``is_ending``. Each fault has its own source of chance, so that other faults can be left out."""
         if not self._kinds:
             return
         strikes, weights = zip(*self._kinds, strict=True)
@@ -177,13 +180,16 @@ class Nemesis:
         await self._all_started()
 
     async def _until_up(self) -> None:
-        """Wait for a node to strike; a process only if most of them are there, so that there is something to lose."""
+        """Wait for a node to strike.
+
+        A fault of processes waits until most nodes run, so that there is something to lose.
+        """
         least = (len(self._site.nodes) + 1) // 2 if self._strand is Strand.PROCESSES else 1
-        while not self.is_ending and len(self._up) < least:  # noqa: ASYNC110 - nobody tells
+        while not self.is_ending and len(self._up) < least:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(_LOOK_S)
 
     async def _until_cuts_end(self) -> None:
-        """Before connections are healed, wait for another fault that needs its cuts: all are healed at once."""
+        """Wait until no other fault needs its cuts, because healing connections heals all of them."""
         others = [one for one in self._strands if one is not self]
         while self._strand is Strand.CONNECTIONS and any(one.needs_its_cuts for one in others):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
@@ -193,7 +199,7 @@ class Nemesis:
         return [node for node in self._site.nodes if node.is_up]
 
     def _take_back(self) -> None:
-        """End what a fault has ordered; nodes that it ended begin to start."""
+        """End what the fault has ordered, and start the nodes that it ended."""
         if Strand.MACHINES in self._ends:
             self._node.disk.heal(points=False)
             self._node.process.slowness = 1.0
@@ -207,7 +213,7 @@ class Nemesis:
                     task.add_done_callback(lambda _, node=node: self._starting.pop(node))
 
     async def heal(self) -> None:
-        """All nodes work, and nothing is ordered any more."""
+        """End all faults, and start the nodes that are down."""
         if self._site.cluster is not None:
             self._site.cluster.heal()
         for node in self._site.nodes:
@@ -225,7 +231,7 @@ class Nemesis:
         await asyncio.gather(*self._starting.values())
 
     async def _start(self, node: Node) -> None:
-        """Start a node; again if something around it may have kept it from starting."""
+        """Start a node; try again if another fault may have prevented the start."""
         self._is_out |= not self._up
         for _ in range(_STARTS):
             undisturbed = self._undisturbed()
@@ -243,7 +249,7 @@ class Nemesis:
             self._history.tell("nemesis", "start")
 
     def _undisturbed(self) -> Callable[[], bool]:
-        """Return what says later whether the other strands have not struck since now."""
+        """Return a function that returns True if no other strand has struck since now."""
         others = [one for one in self._strands if one is not self]
         before = [None if one.is_striking else len(one.struck) for one in others]
         return lambda: before == [None if one.is_striking else len(one.struck) for one in others] and None not in before
@@ -253,8 +259,9 @@ class Nemesis:
         self._history.tell("nemesis", "fault", kind=kind, **fields)
 
     def _ordered(self, kind: str, injected: str) -> Callable[[], None]:
-        """Tell of a fault that a call will meet, and the disk will call ``injected``. It counts when what is returned
-        is called, if it has struck.
+        """Note in the history a fault that a later call will meet. The disk lists it by a text with ``injected``.
+
+        The returned function counts the fault if it has struck by then.
         """
         disk, before = self._node.disk, len(self._node.disk.injected)
         self._history.tell("nemesis", "fault", kind=kind)
@@ -266,7 +273,7 @@ class Nemesis:
         return count
 
     async def _last(self, seconds: float) -> None:
-        """Let the world go on, mostly for a small part of ``seconds``."""
+        """Let the world run, mostly for a small part of ``seconds``."""
         await asyncio.sleep(self._rng.uniform(0, seconds) * self._rng.choice([0.02, 0.1, 0.4]))
 
     # ---- processes --------------------------------------------------------------------------------------------------
@@ -277,7 +284,7 @@ class Nemesis:
         await self._last(0.5)
 
     async def kill_at_a_call(self) -> None:
-        """The process dies in the middle of a protocol; or, if it does not get there, some time later."""
+        """Kill the process in the middle of a protocol, or some time later if it does not get there."""
         call, nth = self._rng.choice(_DEATHS), self._rng.choice([1, 1, 2, 3, 5])
         self._told("kill_at")
         dead = asyncio.Event()
@@ -294,7 +301,7 @@ class Nemesis:
             self._cut_power()
         else:
             self._node.kill()
-        # The next start may die, too.
+        # The next start may also be killed.
         if self._rng.random() < 0.3:
             self._told("kill_in_start")
             call = self._rng.choice(["journal.open_read", *_DEATHS])
@@ -311,7 +318,7 @@ class Nemesis:
         before = table_entries(self._node.data, self._names)
         self._node.power_cut(strict=self._rng.random() < 0.3)
         for topic, version, left in lost_entries(before, table_entries(self._node.data, self._names)):
-            # The checker knows whether anybody was told of them.
+            # The checker decides whether a client has seen these entries.
             self._told("entry_lost", topic=topic, version=version, left=left)
 
     async def restart(self) -> None:
@@ -328,7 +335,7 @@ class Nemesis:
             self.broken.append(f"SIGTERM ended a healthy node with {error!r}")
 
     async def stall(self) -> None:
-        """Threads get little time."""
+        """Slow down the threads of a process."""
         self._told("stall")
         self._node.process.slowness = self._rng.choice([10.0, 100.0, 500.0])
         await self._last(3)
@@ -339,7 +346,7 @@ class Nemesis:
         await self._last(1)
 
     async def clock_drift(self) -> None:
-        """The clocks of a machine run faster or slower than those of others, as they do until somebody sets them."""
+        """Run a machine's clocks faster or slower than those of others for a while; their time stays shifted."""
         rate, seconds = self._rng.choice([0.95, 0.98, 1.02, 1.05]), self._rng.uniform(0.05, 0.6)
         self._told("clock_drift", offset_ms=round((rate - 1) * seconds * 1000))
         self._node.clock.drift(rate)
@@ -372,7 +379,7 @@ class Nemesis:
         )
         await self._last(4)
         count()
-        # A broker of a cluster is not ready without its lease either.
+        # A broker of a cluster is also not ready while it lacks its lease.
         alone = self._site.cluster is None and undisturbed()
         if alone and (broker := self._node.store) and (reason := broker.broker.not_ready_reason):
             self.broken.append(f"a store stopped taking appends because of {call}: {reason}")
@@ -384,7 +391,7 @@ class Nemesis:
         count()
 
     async def segment_bit_flip(self) -> None:
-        """A bit of a file of a table is another one for a while: nobody is given what it makes of the records."""
+        """Flip a bit in a file of a table for a while; no reader may get a changed record."""
         files = sorted(self._node.data.glob("topics/*/partition=*/*.parquet"))
         if files:
             count = self._flip("segment_bit_flip", self._rng.choice(files))
@@ -392,7 +399,7 @@ class Nemesis:
             count()
 
     async def journal_bit_flip(self) -> None:
-        """A bit of a closed file of a journal is another one. A start under it is refused, or needs no such bytes."""
+        """Flip a bit in a closed file of a journal. A start is refused, or does not need the damaged bytes."""
         files = sorted((self._node.data / "brokers" / self._node.broker / "journal").rglob("*.log"))[:-1]
         if not files:
             return
@@ -406,7 +413,7 @@ class Nemesis:
         self._node.kill()
 
     def _flip(self, kind: str, path: Path) -> Callable[[], None]:
-        """Let reads of a file find another bit somewhere in what was written of it."""
+        """Flip a random bit in what reads of a file return, within the part that was written."""
         count = self._ordered(kind, "flip ")
         written = len(path.read_bytes().rstrip(b"\0"))
         self._node.disk.flip(path, self._rng.randrange(max(1, written)), 1 << self._rng.randrange(8))
@@ -418,7 +425,7 @@ class Nemesis:
         await self._last(2)
 
     async def break_clients(self) -> None:
-        """Connections of clients end, in the middle of requests and answers."""
+        """Break connections of clients in the middle of requests and responses."""
         self._told("break_clients")
         for _ in range(5):
             self._site.network.break_clients(self._node.name)
@@ -436,7 +443,7 @@ class Nemesis:
         return [node.name for node in self._site.nodes if node is not self._node]
 
     async def kill_all(self) -> None:
-        """All brokers die at once; some machines lose power."""
+        """Kill all brokers at once; some machines lose power."""
         await self._all_started()
         self._told("kill_all")
         for node in self._site.nodes:
@@ -445,21 +452,21 @@ class Nemesis:
                 self._cut_power()
             else:
                 node.kill()
-        # They come back one after the other.
+        # The brokers start again one after the other.
         for node in self._rng.sample(self._site.nodes, len(self._site.nodes)):
             await self._last(6)
             await self._start(node)
 
     async def lose_journal(self) -> None:
-        """A broker dies, and its journal is gone, as where a file system is not mounted; ``meta.json`` stays."""
+        """Kill a broker and remove its journal, as if its file system were not mounted; ``meta.json`` stays."""
         await self._lose("journal_lost", "journal")
 
     async def lose_disk(self) -> None:
-        """A broker dies, and its whole log directory is gone."""
+        """Kill a broker and remove its whole log directory."""
         await self._lose("disk_lost", "")
 
     async def _lose(self, kind: str, name: str) -> None:
-        """Lose a directory of the broker's own, if the others have all that it has: so at most one at a time."""
+        """Lose a directory of the broker if the others have all of its records, so at most one at a time."""
         await self._all_started()
         if not self._cluster.is_whole():
             return
@@ -471,19 +478,19 @@ class Nemesis:
         lost = loser.data / "brokers" / loser.name / name
         loser.disk.remove_tree(lost)
         loser.disk.sync_directory(lost.parent)
-        begins = self._rng.random() < 0.6  # with nobody to ask what it has lost
+        begins = self._rng.random() < 0.6  # without other brokers to ask what it has lost
         for node in sorted(self._rng.sample(killed, len(killed)), key=lambda node: begins and node is not loser):
             await self._start(node)
             await self._last(5)
 
     async def cut_off(self) -> None:
-        """A broker reaches nobody, and nobody reaches it."""
+        """Cut a broker off in both directions."""
         self._told("cut_off")
         self._cut_off()
         await self._last(15)
 
     async def cut_off_and_kill(self) -> None:
-        """A leader goes on for a while with what nobody else gets, and dies; it is back when another one leads."""
+        """Cut a leader off, let it append alone, and kill it; it starts again when another broker leads."""
         self._told("cut_off_and_kill")
         logs = [(topic, partition) for topic, partition in self._logs if self._cluster.leader(topic, partition)]
         if logs and (leader := self._cluster.leader(*self._rng.choice(logs))):
@@ -509,7 +516,7 @@ class Nemesis:
         self._cluster.zookeeper.cut(self._node.name)
 
     async def cut_from_brokers(self) -> None:
-        """In one direction or in both, from one of the others or from all."""
+        """Cut a broker off from one or all of the others, in one direction or in both."""
         self._told("cut_from_brokers")
         for name in self._others[self._rng.randrange(2) :]:
             ends = self._rng.sample([self._node.name, name], 2)
@@ -517,7 +524,7 @@ class Nemesis:
         await self._last(20)
 
     async def cut_from_zookeeper(self) -> None:
-        """Its requests do not arrive, or the answers, or both."""
+        """Block a broker's requests to ZooKeeper, the responses, or both."""
         self._told("cut_from_zookeeper")
         requests, answers = self._rng.choice([(True, True), (True, False), (False, True)])
         self._cluster.zookeeper.cut(self._node.name, requests=requests, answers=answers)
@@ -541,7 +548,7 @@ class Nemesis:
             await self._last(1)
 
     async def zookeeper_splits(self) -> None:
-        """Two of its servers show their clients what they had."""
+        """Isolate two of the ZooKeeper servers, which then show their clients old data."""
         self._told("zookeeper_splits")
         for number in self._rng.sample(range(3), 2):
             self._cluster.zookeeper.isolate(number)
@@ -553,13 +560,13 @@ class Nemesis:
         await self._last(2)
 
     async def client_ends(self) -> None:
-        """The client of ZooKeeper of a broker ends by itself."""
+        """End a broker's ZooKeeper client without another cause."""
         self._told("client_ends")
         self._cluster.zookeeper.end_client(self._node.name)
         await self._last(8)
 
     async def answers_lost(self) -> None:
-        """Requests of ZooKeeper are done, and their answers do not come."""
+        """Execute requests to ZooKeeper, and lose their responses."""
         self._told("answers_lost")
         self._cluster.zookeeper.lost_answers = 0.1
         for node in self._site.nodes:

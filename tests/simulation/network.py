@@ -1,10 +1,11 @@
 """A network of the simulated world: connections between the processes of its nodes, in memory.
 
-``Network`` has the listeners, the connections and the faults; ``of`` gives a process its way to it
-(``logstore.replication.peer_network.PeerNetwork``). A connection delivers bytes in their order, in chunks that are
-split at random places at times. Faults: ``cut`` one direction between two nodes or both, ``heal``,
-``break_connections``. When a process is killed its connections end: the other ends see a reset, or nothing if the
-machine has gone with it. A port is enough to find who listens: hosts are not looked at.
+``Network`` has the listeners, the connections and the faults; ``of`` returns the network as one process uses it
+(``logstore.replication.peer_network.PeerNetwork``). A connection delivers bytes in order, in chunks that are sometimes
+split at random places. Faults: ``cut`` one or both directions between two nodes, ``heal``, ``break_connections``. When
+a
+process is killed its connections end: the other ends see a reset, or nothing if the whole machine is gone. A port is
+enough to find a listener; host names are ignored.
 """
 
 import asyncio
@@ -25,15 +26,15 @@ from tests.simulation.pipe import Pipe
 
 _HOST = "127.0.0.1"
 _FIRST_PORT = 20_000
-#: Bytes of a connection that are on their way or wait at the receiver before the sender has to wait.
+#: Bytes of a connection that may be in flight or unread by the receiver before the sender has to wait.
 _KERNEL_BYTES = 128 * 1024
 _HIGH_BYTES = 64 * 1024
 _SPLITS = 0.1
-#: A client sends again what is not acknowledged, at least so often.
+#: The longest time until a client sends unacknowledged data again.
 _SENT_AGAIN_S = 0.4
-#: A connection attempt gets no answer: it is repeated after such pauses, and fails in the end.
+#: Pauses between the attempts to connect while no response comes; after the last one the attempt fails.
 _AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-#: The share of killed processes of which the other ends see nothing.
+#: The share of killed processes whose connections end without a reset.
 _VANISHES = 0.3
 
 
@@ -61,7 +62,7 @@ class Network:
     def of(self, name: str) -> "NodeNetwork":
         """Return the network as the current process sees it, on the node ``name``.
 
-        It knows nothing of connections of clients to the process before, which was gone without a word: they are reset.
+        This process does not know the connections of clients to a process that vanished before it, so it resets them.
         """
         for end in list(self._ends):
             if end.process is None and end.peer.name == name and end.peer.is_dead:
@@ -71,13 +72,13 @@ class Network:
     # ---- faults -----------------------------------------------------------------------------------------------------
 
     def cut(self, one: str, other: str, *, both_ways: bool = True) -> None:
-        """Let nothing pass from ``one`` to ``other``, and back."""
+        """Block ``one`` to ``other``, and the opposite direction with ``both_ways``."""
         self._cuts.add((one, other))
         if both_ways:
             self._cuts.add((other, one))
 
     def heal(self) -> None:
-        """End all cuts. What was sent meanwhile arrives, as far as its connection has not ended."""
+        """End all cuts. Data that was sent meanwhile arrives, unless its connection has ended."""
         self._cuts.clear()
         for end in list(self._ends):
             end.pipe.resume()
@@ -86,13 +87,13 @@ class Network:
         return (source, target) in self._cuts
 
     def break_connections(self, one: str, other: str) -> None:
-        """Reset all connections between two nodes; parts of what is on the way are lost."""
+        """Reset all connections between two nodes; a part of the data in flight is lost."""
         for end in list(self._ends):
             if {end.name, end.peer.name} == {one, other}:
                 end.break_off()
 
     def break_clients(self, name: str) -> None:
-        """Reset the connections between a node and clients, in the middle of what is on the way."""
+        """Reset the connections between a node and clients, with data in flight."""
         for end in list(self._ends):
             if end.name == name and end.peer.process is None:
                 end.break_off()
@@ -127,7 +128,7 @@ class Network:
 
 
 class NodeNetwork(PeerNetwork):
-    """The network for one process."""
+    """The network as one process uses it."""
 
     def __init__(self, network: Network, name: str) -> None:
         self._network, self._name = network, name
@@ -182,7 +183,7 @@ class PlayedTransport(asyncio.Transport):
     """One end of a connection."""
 
     peer: "PlayedTransport"
-    #: To the other end.
+    #: The pipe to the other end.
     pipe: Pipe
 
     def __init__(
@@ -204,7 +205,7 @@ class PlayedTransport(asyncio.Transport):
         self._outstanding = 0
         self._is_writing_paused = False
         self._is_reading_paused = False
-        #: What has come while reading was paused; None is the end.
+        #: Chunks that arrived while reading was paused; None is the end.
         self._inbox: deque[bytes | None] = deque()
         self._is_closing = False
         self._is_lost = False
@@ -217,7 +218,7 @@ class PlayedTransport(asyncio.Transport):
         protocol.connection_made(self)
 
     def accept(self, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Be accepted, in the context of the process that listens."""
+        """Accept the connection, in the context of the listening process."""
         if not self.is_dead:
             self.begin(make_protocol())
 
@@ -226,7 +227,7 @@ class PlayedTransport(asyncio.Transport):
         return self.process is not None and self.process.is_dead
 
     def close(self) -> None:
-        """Send what was written, and the end."""
+        """Send what was written, and then the end."""
         if self._is_closing or self.is_dead:
             return
         self._is_closing = True
@@ -243,7 +244,7 @@ class PlayedTransport(asyncio.Transport):
         self._lose(None)
 
     def break_off(self) -> None:
-        """The connection ends for a reason that is nobody's."""
+        """Break the connection for a reason outside both processes."""
         self.pipe.lose_rest()
         self.pipe.send(self.peer.was_reset)
 
@@ -251,7 +252,7 @@ class PlayedTransport(asyncio.Transport):
         self._lose(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def die(self, *, is_silent: bool) -> None:
-        """The process has ended; what it has sent still arrives unless the machine has gone."""
+        """End with the process. What it has sent still arrives, unless the machine is gone."""
         self._is_lost = self._is_closing = True
         self._forget()
         if is_silent:
@@ -259,7 +260,7 @@ class PlayedTransport(asyncio.Transport):
         else:
             self.pipe.lose_rest()
             self.pipe.send(self.peer.was_reset)
-        if self._protocol is not None:  # tasks of the process may wait for that before they end
+        if self._protocol is not None:  # tasks of the process may wait for this before they end
             self._loop.call_soon(self._protocol.connection_lost, None, context=self.context)
 
     def _lose(self, error: Exception | None) -> None:
@@ -275,7 +276,7 @@ class PlayedTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
     def _forget(self) -> None:
-        if self.peer._is_lost:  # nothing is on the way any more that somebody would see
+        if self.peer._is_lost:  # no chunk is in flight that this end would still see
             self._network.forget(self, self.peer)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
@@ -324,7 +325,7 @@ class PlayedTransport(asyncio.Transport):
         self._high, self._low = high, high // 4 if low is None else low
 
     def _taken(self, count: int) -> None:
-        """The other end has taken so many bytes."""
+        """Note that the other end has taken ``count`` bytes."""
         self._outstanding -= count
         if self._is_lost or self.is_dead:
             return
@@ -341,7 +342,7 @@ class PlayedTransport(asyncio.Transport):
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def arrive(self, chunk: bytes | None) -> None:
-        """Bytes, or the end, have come."""
+        """Receive a chunk, or the end."""
         if self.is_dead or self._is_lost:
             if chunk is not None and not self.is_dead:
                 self.pipe.send(self.peer.was_reset)
@@ -360,7 +361,7 @@ class PlayedTransport(asyncio.Transport):
             self.peer._taken(self._feed(chunk))
 
     def _feed(self, chunk: bytes) -> int:
-        """Give it to the protocol, and return how many bytes that has taken; the rest comes first next time."""
+        """Pass the chunk to the protocol, and return how many bytes it takes; the rest stays first in the inbox."""
         protocol = self._protocol
         if not isinstance(protocol, asyncio.BufferedProtocol):
             assert isinstance(protocol, asyncio.Protocol)

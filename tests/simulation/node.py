@@ -1,4 +1,4 @@
-"""A node of the simulated world: the process of a store, the disk below it, and the way to it."""
+"""A node of the simulated world: the process of a store, its disk, and how clients call it."""
 
 import asyncio
 import contextlib
@@ -25,30 +25,30 @@ from tests.support.faulty_filesystem import CrashedError, FaultyFileSystem
 
 T = TypeVar("T")
 
-#: Seconds that a request or an answer is on its way.
+#: Mean seconds that a request or a response takes.
 _WAY_S = 0.0003
-#: A start that takes longer will not end.
+#: A start that takes longer counts as hung.
 START_S = 120.0
 _BEGIN_MS = 1_700_000_000_000
-#: How much faster or slower the clocks of a node run than time passes.
+#: How far the rate of a node's clocks may differ from the true rate.
 _RATE = 0.0005
 
 
 class NoConnectionError(Exception):
-    """The node could not be reached: the request was not sent."""
+    """The node could not be reached, and the request was not sent."""
 
 
 class ConnectionLostError(Exception):
-    """The node has gone with the request: what became of it is not known."""
+    """No response came, so the outcome of the request is open."""
 
 
 class PlayedClock:
-    """A node's clocks: they run at a rate of their own, and its wall clock is ``offset_ms`` away from the true time."""
+    """A node's clocks: they run at their own rate, and its wall clock is ``offset_ms`` away from the true time."""
 
     def __init__(self, loop: SimulatedLoop, rate: float = 1.0) -> None:
         self._loop = loop
         self.offset_ms = 0
-        #: What the monotonic clock showed when its rate changed last, and when that was.
+        #: The monotonic clock's reading and the loop's time at the last change of its rate, and the rate since then.
         self._shown_s, self._since, self._rate = loop.time(), loop.time(), rate
 
     def now_ms(self) -> int:
@@ -62,13 +62,13 @@ class PlayedClock:
         self._shown_s, self._since, self._rate = self.monotonic(), self._loop.time(), rate
 
     def sleep(self, seconds: float) -> None:
-        """The loop cannot go on while a thread sleeps: the node's clocks alone do."""
+        """Advance the node's clocks alone, because the loop cannot run while a thread sleeps."""
         self._shown_s += seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A node's place in a cluster: its brokers share a data directory and a ZooKeeper."""
+    """A node's place in a cluster, whose brokers share a data directory and a ZooKeeper."""
 
     broker_id: int
     zookeeper: Ensemble
@@ -85,15 +85,16 @@ class Node:
         network: Network,
         member: Membership | None = None,
     ) -> None:
-        """``note`` is told of each call of the disk. ``directory`` is shared by the ``member``s of a cluster; it
-        listens on ``network``.
+        """Set up a node that listens on ``network``.
+
+        ``note`` is called for each call of the disk. The members of a cluster share ``directory``.
         """
         directory.mkdir(parents=True, exist_ok=member is not None)
         self.data = directory / "data"
         self.clock = PlayedClock(loop, rng.uniform(1 - _RATE, 1 + _RATE))
         self.name = directory.name if member is None else str(member.broker_id)
         self.disk = FaultyFileSystem(directory, "" if member is None else self.name)
-        #: The name of its directory among those of brokers.
+        #: The name of its directory below ``brokers``.
         self.broker = "0" if member is None else self.name
         if member is not None:
             own = self.data / "brokers" / self.name
@@ -101,7 +102,7 @@ class Node:
             settings = {"broker_id": member.broker_id, "zookeeper_connect": "zookeeper:2181", **settings}
         self._network, self._member = network, member
         self.store: Store | None = None
-        #: The share of answers that do not arrive.
+        #: The share of responses that are lost.
         self.lost_answers = 0.005
         self._loop = loop
         self._rng = rng
@@ -126,7 +127,7 @@ class Node:
     # ---- its process ------------------------------------------------------------------------------------------------
 
     async def start(self) -> LogStoreError | OSError | None:
-        """Start the store; why it could not, or None once it serves."""
+        """Start the store. Return None once it serves, or the error that prevented the start."""
         self._starts += 1
         process = self._process = PlayedProcess(f"{self.name}.{self._starts}")
         disk = self._process_disk = ProcessDisk(self.disk, process, self.data.parent, self._note)
@@ -170,7 +171,7 @@ class Node:
         return listening_store(self._settings, network, make_store)
 
     async def stop(self) -> BaseException | None:
-        """SIGTERM; with what error it ended, if with one."""
+        """Stop the store as SIGTERM does. Return the error with which it ended, or None."""
         main, stopping = self._main, self._stopping
         assert main is not None
         assert stopping is not None
@@ -178,14 +179,14 @@ class Node:
         stopping.set()
         try:
             await asyncio.wait_for(asyncio.shield(main), START_S)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is told
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the caller reports it
             return error
         finally:
             self.kill()
         return None
 
     def kill(self) -> None:
-        """kill -9: the page cache stays."""
+        """Kill the process as kill -9 does; the page cache stays."""
         self.store = None
         if self._process is not None:
             self._process.kill()
@@ -198,7 +199,7 @@ class Node:
         self.disk.restart()
 
     def power_cut(self, *, strict: bool) -> None:
-        """The node loses what was not synced, or parts of it."""
+        """Kill the process and lose what was not synced; unless ``strict``, parts of it may survive."""
         self.kill()
         self.disk.power_cut(self._rng, strict=strict)
         self.disk.restart()
@@ -206,9 +207,11 @@ class Node:
     # ---- the way to it ----------------------------------------------------------------------------------------------
 
     async def call(self, work: Callable[[Store], Awaitable[T]], timeout_s: float = 40.0) -> T:
-        """Have ``work`` done in the node's process, as by a request.
+        """Do ``work`` in the node's process, as a request would.
 
-        NoConnectionError, ConnectionLostError (also if there is no answer within ``timeout_s``), and as ``work``.
+        Raises NoConnectionError, ConnectionLostError (also if there is no response within ``timeout_s``), and what
+        ``work``
+        raises.
         """
         await self._travel()
         store = self.store
@@ -220,7 +223,7 @@ class Node:
         async def serve() -> None:
             try:
                 result = await work(store)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client gets it
                 if not answer.done():
                     answer.set_exception(error if isinstance(error, Exception) else ConnectionLostError())
             else:
@@ -239,14 +242,14 @@ class Node:
             self._on_the_way.pop(answer, None)  # type: ignore[call-overload]
         await self._travel()
         if self._rng.random() < self.lost_answers:
-            raise ConnectionLostError  # the answer is lost
+            raise ConnectionLostError  # the response is lost
         return result
 
     async def _travel(self) -> None:
         await asyncio.sleep(self._rng.expovariate(1 / _WAY_S))
 
     def remove(self) -> None:
-        """Remove all that it has on the machine that simulates it."""
+        """Remove its files from the machine that runs the simulation."""
         for path in self.data.parent.parent.glob(f"{self.data.parent.name}*"):
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""One direction of a connection in the simulated world: what is sent arrives in its order, after delays by the seed."""
+"""One direction of a connection in the simulated world: messages arrive in order, after delays by the seed."""
 
 import random
 from collections import deque
@@ -7,16 +7,19 @@ from contextvars import Context
 
 from tests.simulation.loop import SimulatedLoop
 
-#: The usual delay of a message in seconds; rarely one takes up to ``_LATE_S``.
+#: The mean delay of a message in seconds; rarely one takes up to ``_LATE_S`` longer.
 _USUAL_S = 0.0003
 _LATE_S = 0.4
 _LATE = 0.002
-#: After a cut is healed, what was lost is sent again after up to this many seconds, as TCP does.
+#: After a cut is healed, lost messages are sent again within this many seconds, as TCP does.
 _SENT_AGAIN_S = 0.4
 
 
 class Pipe:
-    """``is_cut`` says whether nothing arrives now; call ``resume`` when that is over. ``context`` is the receiver's."""
+    """One direction of a connection. ``context`` is the receiver's.
+
+    While ``is_cut`` returns True nothing arrives; call ``resume`` when the cut is over.
+    """
 
     def __init__(self, loop: SimulatedLoop, rng: random.Random, is_cut: Callable[[], bool], context: Context) -> None:
         self._loop, self._rng, self._is_cut, self._context = loop, rng, is_cut, context
@@ -25,7 +28,7 @@ class Pipe:
         self._is_closed = False
 
     def send(self, arrive: Callable[[], None], *, late_s: float = 0.0) -> None:
-        """Have ``arrive`` called when the message is there, up to ``late_s`` later than usual."""
+        """Call ``arrive`` when the message arrives, up to ``late_s`` later than usual."""
         if self._is_closed:
             return
         takes = self._rng.expovariate(1 / _USUAL_S) + (self._rng.uniform(0, late_s) if late_s else 0.0)
@@ -35,7 +38,7 @@ class Pipe:
         self._wait()
 
     def resume(self) -> None:
-        """Let what waited for the end of a cut arrive."""
+        """Let the messages arrive that waited for the end of a cut."""
         if self._waiting and not self._is_due:
             when, arrive = self._waiting[0]
             again = self._loop.time() + self._rng.uniform(0, _SENT_AGAIN_S)
@@ -43,12 +46,12 @@ class Pipe:
             self._wait()
 
     def lose_rest(self) -> None:
-        """Lose a part of what is on the way: all from a place by the seed on."""
+        """Lose a random number of the newest messages in flight."""
         for _ in range(self._rng.randint(0, len(self._waiting))):
             self._waiting.pop()
 
     def close(self) -> None:
-        """Lose all that is on the way and all that is sent later."""
+        """Lose all messages in flight and all later ones."""
         self._is_closed = True
         self._waiting.clear()
 
@@ -62,7 +65,7 @@ class Pipe:
         if not self._waiting or self._is_cut():
             return
         when, arrive = self._waiting[0]
-        if when > self._loop.time():  # another was due, and is lost
+        if when > self._loop.time():  # the timer was set for a message that was lost meanwhile
             self._wait()
             return
         self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""The disk as one process sees it: its descriptors end with it, and of a process that was killed nothing reaches it."""
+"""The disk as one process sees it: its descriptors end with it, and a killed process can no longer change it."""
 
 import errno
 import functools
@@ -31,7 +31,7 @@ _OPENING = frozenset({"create", "open_read", "open_write", "try_lock"})
 
 
 class ProcessDisk(FileSystem):
-    """``note`` is told of each call that changes or syncs something, with its path below ``root``."""
+    """The disk of a process. ``note`` gets each call that changes or syncs something, with its path below ``root``."""
 
     def __init__(self, disk: FileSystem, process: PlayedProcess, root: Path, note: Callable[..., None]) -> None:
         self._disk, self._process, self._root, self._note = disk, process, f"{root}", note
@@ -43,7 +43,7 @@ class ProcessDisk(FileSystem):
         return str(place).removeprefix(self._root)
 
     def release(self) -> None:
-        """Close what is open, as the kernel does for a process that has ended; it forgets what it has read."""
+        """Close all open descriptors, as the kernel does when a process ends, and clear the cache of its reads."""
         foreign_file._opened.clear()
         for fd in self._open:
             self._disk.close(fd)
@@ -54,7 +54,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(FileSystem, name))
     def call(self: ProcessDisk, *args: Any, **options: Any) -> Any:
         if self._process.is_dead:
-            if name == "close":  # it is closed already
+            if name == "close":  # ``release`` has closed it
                 return None
             raise CrashedError(errno.EIO, "the process is dead")
         if name in _NOTED:

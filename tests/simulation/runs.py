@@ -18,15 +18,17 @@ from tests.simulation.world import Outcome, simulate
 
 #: Simulated seconds of a world.
 WORLD_S = 30.0
-#: Wall seconds.
+#: Wall seconds after which a world counts as hung.
 _ENDLESS_S = 300.0
 
 
 def worlds(
     seed: int, brokers: int, until: float, events: int | None, bug: str | None, kind: str | None
 ) -> Iterator[Outcome]:
-    """Yield the worlds of a seed in their order: those that begin before ``until`` (of the monotonic clock), or, one by
-    one, until ``events`` have happened. ``kind`` is that of ``simulate``.
+    """Yield the worlds of a seed in order.
+
+    These are the worlds that begin before ``until`` (of the monotonic clock). With ``events`` they run one by one,
+    until this many events have happened. ``kind`` is that of ``simulate``.
     """
     if events is not None:
         prepare(bug)
@@ -48,7 +50,7 @@ def worlds(
 
 
 def prepare(bug: str | None) -> None:
-    """Make this process one that plays worlds, with a bug of the catalogue if it is named."""
+    """Prepare this process for playing worlds, and plant the bug of this name if there is one."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     if bug is not None:
@@ -56,7 +58,7 @@ def prepare(bug: str | None) -> None:
 
 
 def _play(seed: str, brokers: int, kind: str | None) -> Outcome:
-    # A world that never ends is told with its stack, and ends the run.
+    # A hung world prints its stack, and ends the run.
     faulthandler.dump_traceback_later(_ENDLESS_S, exit=True)
     outcome = simulate(seed, brokers=brokers, virtual_seconds=WORLD_S, kind=kind)
     faulthandler.cancel_dump_traceback_later()

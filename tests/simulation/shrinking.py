@@ -1,19 +1,19 @@
-"""Fewer faults that still show an anomaly."""
+"""Reduces the faults of a world to fewer that still show its anomaly."""
 
 import time
 from collections.abc import Callable, Collection
 
 from tests.simulation.world import Outcome, simulate
 
-#: Wall seconds for looking.
+#: Wall seconds for the search.
 _LOOKING_S = 30.0
 
 
 def shrink(found: Outcome, brokers: int, virtual_seconds: float, kind_of_fault: str | None) -> Outcome:
-    """The outcome of the same world with fewer faults, by their numbers, that has an anomaly of the same kind.
+    """Return the outcome of the same world with fewer faults that still has an anomaly of the same kind.
 
-    Parts of the faults are left out, ever smaller ones, as long as there is time (delta debugging: Zeller and
-    Hildebrandt, 2002).
+    Ever smaller parts of the faults are left out, as long as there is time (delta debugging: Zeller and Hildebrandt,
+    2002).
     """
     kind = found.anomalies[0].split(":")[0]
     best = found
@@ -38,7 +38,7 @@ def shrink(found: Outcome, brokers: int, virtual_seconds: float, kind_of_fault: 
 
 
 def fewest(faults: list[int], shows: Callable[[list[int]], bool], is_over: Callable[[], bool]) -> list[int]:
-    """A part of ``faults`` that ``shows`` it, none of which can be left out unless the time is over."""
+    """Return a part of ``faults`` for which ``shows`` is True, without unneeded faults unless the time is over."""
     parts = 2
     while faults and not is_over():
         size = max(1, len(faults) // parts)

@@ -1,4 +1,4 @@
-"""The store of a simulated world as clients see it: a node, or a cluster in which they find the right broker."""
+"""The store of a simulated world as clients see it: one node, or a cluster in which they find the right broker."""
 
 import contextlib
 import enum
@@ -17,20 +17,20 @@ T = TypeVar("T")
 
 
 class Log(NamedTuple):
-    """Led by one broker."""
+    """A partition of a topic, which one broker leads."""
 
     topic: str
     partition: int
 
 
 class GroupName(NamedTuple):
-    """Coordinated by one broker."""
+    """A group, which one broker coordinates."""
 
     name: str
 
 
 class Controller(enum.Enum):
-    """The broker that makes and changes topics."""
+    """The broker that creates and changes topics."""
 
     CONTROLLER = enum.auto()
 
@@ -40,22 +40,25 @@ Place = Log | GroupName | Controller | None
 
 
 class Site:
-    """``nodes`` by their numbers; ``cluster`` if they are brokers of one; their listeners are on ``network``."""
+    """The store as clients see it.
+
+    ``nodes`` are in the order of their numbers, and listen on ``network``; ``cluster`` is None for a single node.
+    """
 
     def __init__(self, nodes: list[Node], cluster: Cluster | None, network: Network, rng: random.Random) -> None:
         self.nodes, self.cluster, self.network = nodes, cluster, network
         self._rng = rng
-        #: Errors of requests that are no errors of the store.
+        #: Errors that requests raised and that are not LogStoreErrors.
         self.unforeseen: list[str] = []
 
     def now_ms(self) -> int:
-        """The wall clock of the first node."""
+        """Return the wall clock of the first node."""
         return self.nodes[0].clock.now_ms()
 
     async def call(self, work: Callable[[Store], Awaitable[T]], place: Place = None) -> T:
-        """Have ``work`` done where the log is led or the group coordinated; by any node if that does not matter.
+        """Do ``work`` on the node that leads the log or coordinates the group, or on any node if that does not matter.
 
-        Raises NoConnectionError also if nobody knows such a node, and as ``Node.call``.
+        Raises NoConnectionError also if no node is known to do so, and what ``Node.call`` raises.
         """
         node = self._find(place)
         if node is None:
@@ -63,8 +66,10 @@ class Site:
         return await node.call(work)
 
     def require_one_leader(self, log: Log) -> None:
-        """Raise NotLeaderOrFollowerError if a former leader may still answer, with what is old: it does not reach
-        ZooKeeper, and its followers have not told it yet that they follow another one (decision 58).
+        """Raise NotLeaderOrFollowerError if a former leader may still return old data.
+
+        It does not reach ZooKeeper, and has not learned yet from its followers that they follow another leader
+        (decision 58).
         """
         leaders = 0
         for node in self.nodes:

@@ -1,4 +1,4 @@
-"""A world in which something went wrong, told so that a person can follow it."""
+"""Describes a world with an anomaly so that a person can follow it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _SHOWN = 40
 
 
 def story(outcome: Outcome) -> str:
-    """What struck the world, when, and what was wrong in the end."""
+    """Return what struck the world and when, and its anomalies."""
     lines = [f"The world {outcome.seed} with {len(outcome.struck)} faults: {sorted(outcome.struck)}"]
     lines += [f"{event['t'] / 1e9:10.6f} s  {told}" for event in outcome.history if (told := _told(event))]
     if len(lines) > 2 * _SHOWN:

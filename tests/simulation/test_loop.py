@@ -1,4 +1,4 @@
-"""The loop that plays time, threads and processes."""
+"""The loop that simulates time, threads and processes."""
 
 import asyncio
 import random

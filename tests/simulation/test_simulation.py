@@ -1,4 +1,4 @@
-"""What the simulated world promises: one seed is one history, planted bugs are noticed, and faults can be left out."""
+"""The guarantees of the simulated world: one seed is one history, planted bugs are noticed, faults can be left out."""
 
 import json
 import multiprocessing
@@ -18,7 +18,9 @@ from tests.simulation.world import simulate
 
 
 def command(*options: str, hash_seed: int = 0) -> tuple[int, dict[str, Any], str]:
-    """The exit code of ``python -m tests.simulation``, the last line of its output, and what it tells people."""
+    """Return the exit code of ``python -m tests.simulation``, the JSON in the last line of its output, and its
+    messages.
+    """
     ended = subprocess.run(
         [sys.executable, "-m", "tests.simulation", "--json", *options],
         capture_output=True,
@@ -124,11 +126,11 @@ def test_a_seed_is_a_history_in_every_process(seed: int, brokers: int) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        # A leader that decided anew at once asked for a change of its ISR again and again, and time stood still.
+        # A leader retried a change of its ISR at once, again and again, and simulated time stopped.
         "77.1",
-        # acks=0 for partitions that nobody led: a task without an end was told of.
+        # acks=0 for partitions without a leader left a task that never ended, which was reported.
         "501.29",
-        # A former leader that did not reach ZooKeeper deleted records, and the new one showed them for a second.
+        # A former leader that did not reach ZooKeeper deleted records, and the new leader returned them for a second.
         "51.1",
     ],
 )

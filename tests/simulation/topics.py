@@ -1,9 +1,9 @@
-"""An administrator of a simulated store: topics are made, changed, deleted and made again; in a cluster replicas move
-and leaders are elected.
+"""An administrator of a simulated store. It creates, changes, deletes and recreates topics; in a cluster it also moves
+replicas and elects leaders.
 
-Its topics are in no history, because the checker knows a log by its name. So their guarantees are checked here: a topic
-has the records that were acknowledged for it, each once, from offset 0 on, and none of an earlier topic of its name;
-its configuration is as it was answered, and so is the number of its partitions.
+Its topics are in no history, because the checker identifies a log by name. Their guarantees are checked here instead: a
+topic has the records that were acknowledged for it, each once, from offset 0 on, and no record of an earlier topic with
+its name; its configuration and number of partitions are those that were acknowledged.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.simulation.history import History
 from tests.simulation.node import ConnectionLostError, NoConnectionError
 from tests.simulation.site import CONTROLLER, Log, Place, Site
 
-#: Simulated seconds in which a change succeeds, whatever strikes meanwhile.
+#: Simulated seconds within which a change succeeds, whatever faults strike meanwhile.
 _PATIENCE_S = 180.0
 _AGAIN_S = 0.3
 _NAMES = ("made-0", "made-1")
@@ -41,12 +41,12 @@ class _Life:
     partitions: int
     topic_id: UUID
     configs: dict[str, str]
-    #: By partition and offset, the values that were acknowledged; and all that were sent.
+    #: The acknowledged values by partition and offset; ``sent`` has all values that were sent.
     acknowledged: dict[tuple[int, int], str] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
 
     def contradictions(self, partition: int, rows: Sequence[Any]) -> list[str]:
-        """``rows`` are all records of a partition, as ``rows_of_table`` has them."""
+        """Return what is wrong with ``rows``: all records of a partition, in the form of ``rows_of_table``."""
         found = {row[0]: str(row[4]) for row in rows}
         where = f"{self.name}-{partition}, made as number {self.number}"
         strange = [value for value in found.values() if value not in self.sent]
@@ -64,15 +64,15 @@ class _Life:
 class Administrator:
     def __init__(self, site: Site, history: History, rng: random.Random) -> None:
         self._site, self._history, self._rng = site, history, rng
-        #: What nobody should see.
+        #: Anomalies that the administrator has found.
         self.broken: list[str] = []
-        #: Whether it begins nothing any more.
+        #: True if no further change begins.
         self.is_ending = False
         self._lives: dict[str, _Life] = {}
         self._gone: list[UUID] = []
 
     async def run_changes(self, topics: Sequence[TopicSpec]) -> None:
-        """Change topics of its own, and where the replicas of ``topics`` are, until ``is_ending``."""
+        """Change its own topics, and move the replicas of ``topics``, until ``is_ending``."""
         for number in itertools.count():
             await asyncio.sleep(self._rng.uniform(0.2, 3))
             if self.is_ending:
@@ -111,7 +111,7 @@ class Administrator:
             broker = store.broker
             try:
                 made = await broker.create_topic(CLIENT, name, partitions=partitions, configs=configs)
-            except TopicExistsError:  # an earlier try has made it, or its predecessor is not deleted
+            except TopicExistsError:  # an earlier attempt has created it, or the topic before it is not deleted yet
                 made = broker.topic(CLIENT, name)
                 if made.topic_id in self._gone:
                     await broker.delete_topic(CLIENT, name, made.topic_id)
@@ -175,7 +175,7 @@ class Administrator:
                 life.acknowledged.update({(partition, base + n): value for n, value in enumerate(values)})
 
     async def _check(self, life: _Life) -> None:
-        """Read all of a topic."""
+        """Read and check all records of a topic."""
         for partition in range(life.partitions):
 
             async def read(store: Store, of: int = partition) -> list[Any]:
@@ -197,7 +197,7 @@ class Administrator:
     # ---- replicas and leaders ---------------------------------------------------------------------------------------
 
     async def _move(self, topic: TopicSpec) -> None:
-        """Replicas of a partition go away from a broker, and come back."""
+        """Move replicas of a partition away from a broker, and back."""
         assert self._site.cluster is not None
         partition, brokers = self._rng.randrange(topic.partitions), list(self._site.cluster.nodes)
         self._history.tell("administrator", "fault", kind="move", topic=topic.name, moved=partition)
@@ -219,12 +219,12 @@ class Administrator:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     async def finish(self) -> None:
-        """Read what is there once more."""
+        """Read all remaining topics once more."""
         for life in self._lives.values():
             await self._check(life)
 
     def look_at_tables(self, data: Path) -> None:
-        """Compare the tables with what was acknowledged; no node runs any more."""
+        """Compare the tables with the acknowledged records, after all nodes have stopped."""
         for life in self._lives.values():
             told = read_version(data / "topics" / life.name, None, reader="delta-rs", partitions=life.partitions)
             for partition in range(life.partitions):
@@ -233,7 +233,7 @@ class Administrator:
     async def _insist(
         self, place: Place, work: Callable[[Store], Awaitable[Any]], what: str, *done: type[LogStoreError]
     ) -> Any:
-        """Ask again until it is done. ``done``: errors which say that an earlier request did it."""
+        """Do ``work`` again until it succeeds. ``done`` are errors that mean that an earlier attempt succeeded."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE_S
         why: Exception
@@ -244,7 +244,7 @@ class Administrator:
                 return None
             except (LogStoreError, NoConnectionError, ConnectionLostError) as error:
                 why = error
-            except Exception as error:  # noqa: BLE001 - whatever it is, nobody foresaw it
+            except Exception as error:  # noqa: BLE001 - any other error is unforeseen, and reported
                 self._site.unforeseen.append(f"a request met an unforeseen error: {error!r}")
                 why = error
             if loop.time() > deadline:

@@ -1,4 +1,4 @@
-"""The connections of clients of the simulated world to the listeners of its nodes."""
+"""The connections of the simulated world's clients to the listeners of its nodes."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from tests.simulation.listeners import HOST
 from tests.simulation.network import Network
 from tests.simulation.node import NoConnectionError
 
-#: What arrives, and where requests are written. A StreamWriter would warn of each client that is cancelled.
+#: The reader of a connection and the transport to write to. A StreamWriter would warn about each cancelled client.
 Streams = tuple[asyncio.StreamReader, asyncio.Transport]
 
 #: Seconds until a client gives up a connection that is not accepted.
@@ -16,14 +16,14 @@ _READ_BYTES = 2**17
 
 
 class Ways:
-    """The connections of one client, one to each port; ``name`` is its place in the network."""
+    """The connections of one client, one for each port; ``name`` is its place in the network."""
 
     def __init__(self, network: Network, name: str) -> None:
         self._network = network.of(name)
         self._open: dict[int, Streams] = {}
 
     async def to(self, port: int) -> Streams:
-        """The connection there, or a new one. NoConnectionError."""
+        """Return the open connection to a port, or a new one. Raises NoConnectionError if it cannot connect."""
         if (found := self._open.get(port)) is not None:
             reader, transport = found
             if not (reader.at_eof() or reader.exception() or transport.is_closing()):
@@ -39,7 +39,7 @@ class Ways:
         return found
 
     def close(self, port: int) -> None:
-        """End the connection, whatever is on its way."""
+        """End the connection, and lose what is in flight."""
         if found := self._open.pop(port, None):
             found[1].abort()
 

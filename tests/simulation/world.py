@@ -1,4 +1,4 @@
-"""A run of the simulated world: a node, its clients and its nemesis, and the judgement of what they told."""
+"""A run of the simulated world: its nodes, its clients and its nemesis, and the check of their history."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ from tests.support.faulty_filesystem import FaultyFileSystem
 
 C = TypeVar("C", bound=Client)
 
-#: Idempotent producers send again for so long.
+#: The configuration of all topics; idempotent producers retry for this long.
 _CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}
 _TOPICS = (
     TopicSpec("events", 2, {"segment.bytes": "20000", "segment.ms": "700"}),
@@ -59,17 +59,17 @@ _TOPICS = (
     ),
     TopicSpec("users", 1, {"cleanup.policy": "compact", "segment.ms": "900", "min.cleanable.dirty.ratio": "0.1"}),
 )
-#: Read by the members of a group alone; nobody deletes of it.
+#: A topic that only the members of the group read; its records are never deleted.
 _SHARED = TopicSpec("orders", 2, {"segment.bytes": "20000", "segment.ms": "1500"})
 _ALL = (*_TOPICS, _SHARED)
 _SETTINGS: dict[str, object] = {"journal_max_bytes": 32 * 1024 * 1024, **GROUP_SETTINGS}
-#: Records a second of all producers.
+#: Records per second of all producers together.
 _RECORDS_S = 100
-#: Simulated seconds in which a healed store does all that it is asked for.
+#: Simulated seconds within which a healed store does everything that it is asked for.
 _PATIENCE_S = 60.0
-#: Simulated seconds in which what was begun under faults comes to its end.
+#: Simulated seconds within which work that began under faults ends.
 _FINISHED_S = 240.0
-#: Times that a task is cancelled at the end of a world.
+#: How often the remaining tasks are cancelled at the end of a world.
 _ENDS_MAX = 20
 _GROUPS = ("group-0", "group-1")
 _MEMBERS = "members"
@@ -89,7 +89,7 @@ class Outcome:
     acknowledged: int = 0
     anomalies: list[str] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
-    #: The numbers of the faults.
+    #: The numbers of the faults that struck.
     struck: list[int] = field(default_factory=list)
 
 
@@ -128,7 +128,7 @@ class World:
         began = time.monotonic()
         try:
             self._loop.run_until_complete(self._run(virtual_seconds, events))
-        except Exception as error:  # noqa: BLE001 - an error of the store that nobody expects is what a run looks for
+        except Exception as error:  # noqa: BLE001 - a run looks for errors of the store that its code does not expect
             outcome.anomalies.append(f"the run broke off: {error!r}")
         finally:
             self._loop.run_until_complete(self._end())
@@ -176,7 +176,7 @@ class World:
         await asyncio.gather(*striking)
         await self.nemesis.restart()
         await self.nemesis.heal()
-        await asyncio.sleep(5 if self.site.cluster is None else 12)  # what waits is taken, sent again and answered
+        await asyncio.sleep(5 if self.site.cluster is None else 12)  # waiting requests are retried and answered
         _, unfinished = await asyncio.wait(ending, timeout=_FINISHED_S)
         assert not unfinished, f"not finished {_FINISHED_S} s after all was healed: {unfinished}"
         for task in ending:
@@ -184,16 +184,16 @@ class World:
         for task in working:
             task.cancel()
         await asyncio.wait(working)
-        await asyncio.sleep(2)  # what they had sent is done
+        await asyncio.sleep(2)  # the store finishes the requests that they had sent
         await self._read_all(group, members)
 
     async def _end(self) -> None:
-        """End all that is left, also of processes that were killed."""
+        """End all remaining tasks, including those of killed processes."""
         for node in self.site.nodes:
             node.kill()
-        # The appends of a process that is dead never end, so here they can be cancelled.
+        # The appends of a dead process never complete, so here they can be cancelled.
         with mock.patch.object(AppendFuture, "cancel", asyncio.Future.cancel):
-            for _ in range(_ENDS_MAX):  # uvicorn answers a request that is cancelled, and may wait for its client
+            for _ in range(_ENDS_MAX):  # uvicorn answers a cancelled request, and may wait for its client
                 (_, *tasks) = sorted(asyncio.all_tasks(), key=lambda task: task is not asyncio.current_task())
                 for task in tasks:
                     task.cancel()
@@ -208,7 +208,7 @@ class World:
         return kind(self.site, self.history, name, rng, records_s=_RECORDS_S / 3, **options)
 
     def _finishing(self) -> list[Coroutine[Any, Any, None]]:
-        """Those that are told to end, and finish what they have begun."""
+        """Return the work that stops on request, after finishing what it has begun."""
         return [
             self.eraser.run_erasures(_TOPICS),
             self.stranger.run_statements(_TOPICS),
@@ -217,7 +217,10 @@ class World:
         ]
 
     def _clients(self) -> list[Coroutine[Any, Any, None]]:
-        """Of each way to the store one producer, by the seed with sequence numbers or without, and two readers."""
+        """Return a producer for each way to the store, and readers for two of the ways.
+
+        The seed decides their order; the producers after the first use sequence numbers.
+        """
 
         def client(kind: type[Client], number: int) -> Any:
             name = f"{kind.__name__.lower()}-{number}"
@@ -250,7 +253,7 @@ class World:
             await store.broker.create_topic(INTERNAL, topic.name, partitions=topic.partitions, configs=configs)
 
         async def try_to() -> bool:
-            with contextlib.suppress(TopicExistsError):  # the answer to the try before was lost
+            with contextlib.suppress(TopicExistsError):  # the response to an earlier attempt was lost
                 await self.site.call(create, CONTROLLER)
             return True
 
@@ -259,7 +262,7 @@ class World:
         self.history.tell("bench", "topic", topic=topic.name, **made)
 
     async def _eventually(self, tried: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Try again for a minute, as clients do."""
+        """Retry for a minute, as clients do."""
         deadline, why = self._loop.time() + _PATIENCE_S, "nobody knows where"
         while self._loop.time() < deadline:
             try:
@@ -271,7 +274,7 @@ class World:
         raise AssertionError(f"{what} for {_PATIENCE_S} s after all was healed: {why}")
 
     async def _read_all(self, shared: Group, members: list[asyncio.Task[None]]) -> None:
-        """The last word of the log: of readers over the store, of the group's members, and of readers of the table."""
+        """Read everything for the last time: through the store, by the group's members, and from the tables."""
         for node in self.site.nodes:
             node.lost_answers = 0.0
         await self._eventually(self._all_in_sync, "a replica is not in the ISR")
@@ -352,12 +355,13 @@ def simulate(
     only: frozenset[int] | None = None,
     kind: str | None = None,
 ) -> Outcome:
-    """Run the world of a seed for so many simulated seconds, or until ``events`` have happened.
+    """Run the world of a seed for this many simulated seconds, or until ``events`` have happened.
 
     ``brokers``: 1 is a store of one node, more are a cluster. ``only``: the numbers of the faults that strike, None for
-    all. ``kind``: the method of ``Nemesis`` whose faults strike, None for all.
+    all.
+    ``kind``: the method of ``Nemesis`` whose faults strike, None for all.
     """
-    # What is freed, and when, is part of no history.
+    # Garbage of earlier runs is collected now, because when it is freed must not change the history.
     gc.collect()
     with (
         tempfile.TemporaryDirectory(prefix="simulated-", dir=_SHM if _SHM.is_dir() else None) as directory,

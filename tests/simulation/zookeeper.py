@@ -1,14 +1,18 @@
 """A ZooKeeper of the simulated world: an ensemble in memory, and the part of kazoo's client that the product calls.
 
 ``Ensemble`` has a leader and followers. The leader decides on all writes and ends sessions. Each server applies the
-writes in their order, some time after the leader, and answers reads from what it has applied; ``sync`` waits until it
-has all that the leader had. A client's requests are answered in their order, and a watch comes before an answer that
-shows its change (ZooKeeper's guarantees). Followers tell the leader every half tick which sessions they have heard of.
+writes in order, some time after the leader, and answers reads from what it has applied; ``sync`` waits until the server
+has applied all that the leader had. A client's requests are answered in order, and a watch arrives before a response
+that shows its change (ZooKeeper's guarantees). Every half tick followers report to the leader which sessions were
+active.
 
-Faults: ``cut`` a client off, in one direction or both; ``isolate`` a server, which goes on answering reads until it
-notices; ``stop`` the ensemble, also for a new leader (``elect``); answers that are lost after the request was done
-(``lost_answers``); the end of a client's thread (``end_client``). What a killed process has sent is still done, and its
-session ends when it has timed out.
+Faults: ``cut`` blocks one or both directions of a client; ``isolate`` separates a server, which continues to answer
+reads
+until it notices; ``stop`` ends the ensemble's quorum, and ``elect`` replaces its leader; ``lost_answers`` is the share
+of
+responses that are lost after the request was done; ``end_client`` ends a client's thread. Requests that a killed
+process
+has sent are still done, and its session ends when it times out.
 """
 
 import itertools
@@ -27,25 +31,25 @@ from tests.simulation.loop import PROCESS, PlayedProcess, SimulatedLoop
 from tests.simulation.pipe import Pipe
 
 TICK_S = 1.0
-#: An isolated server notices after about this many seconds, and ends its connections.
+#: An isolated server notices that after about this many seconds, and ends its connections.
 _NOTICES_S = 4.0
 _SERVERS = 3
-#: Of kazoo's threads: seconds until a completed request, a watch or a state is seen.
+#: Mean seconds until kazoo's threads see a completed request, a watch or a state.
 _SEEN_S = 0.0001
-#: Between two attempts to connect; and how long one waits for an answer.
+#: Seconds between two attempts to connect (least, most).
 _RECONNECT_S = (0.05, 0.4)
-#: Seconds that a write takes to reach a server.
+#: Mean seconds that a write takes to reach a server.
 _SPREAD_S = 0.0005
 _SLOW_SPREAD_S = 0.3
 _SLOW_SPREADS = 0.01
-#: Watches may come this much later than usual.
+#: Rare watches arrive up to this many seconds later than usual.
 _LATE_WATCH_S = 0.2
 _LATE_WATCHES = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node, which is its own stat."""
+    """A node, which is also its stat."""
 
     data: bytes
     version: int
@@ -54,18 +58,18 @@ class _Node:
     ephemeralOwner: int  # noqa: N815 - ZooKeeper's name
 
 
-#: What a write changes: paths with their new nodes, None if they go.
+#: The changes of a write: paths with their new nodes, or None for deleted nodes.
 _Changes = Sequence[tuple[str, _Node | None]]
 
 
 @dataclass(slots=True)
 class _Session:
     id: int
-    #: The node of its client.
+    #: The name of its client's node.
     name: str
     timeout_s: float
     expires_at: float = 0.0
-    #: Where it is attached now.
+    #: The current connection.
     connection: "_Connection | None" = None
 
 
@@ -89,14 +93,14 @@ class _Tree:
 
 
 class _Multi:
-    """The operations of one write, each of which sees those before it."""
+    """The operations of one write; each sees the result of those before it."""
 
     def __init__(self, tree: _Tree, zxid: int, session_id: int) -> None:
         self.changes: dict[str, _Node | None] = {}
         self._tree, self._zxid, self._session_id = tree, zxid, session_id
 
     def add(self, kind: str, path: str, *rest: Any) -> Any:
-        """Return the result of one operation. Raises what ZooKeeper refuses it with."""
+        """Return the result of one operation. Raises ZooKeeper's error if it is refused."""
         found = self._node_at(path)
         if kind == "create":
             parent = self._node_at(_split(path)[0])
@@ -133,14 +137,14 @@ class _Multi:
 
 
 class _Server:
-    """A server with what it has applied, and the watches of the clients that are connected to it."""
+    """A server: what it has applied, and the watches of the clients that are connected to it."""
 
     def __init__(self, number: int, ensemble: "Ensemble") -> None:
         self.number = number
         self.tree = _Tree()
         self.is_isolated = False
         self.connections: dict[_Connection, None] = {}
-        #: Sessions that it has heard of since it told the leader.
+        #: Sessions with requests since the last report to the leader.
         self.heard: dict[int, None] = {}
         self._ensemble = ensemble
         self._data_watches: dict[str, dict[_Connection, None]] = {}
@@ -150,7 +154,7 @@ class _Server:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def spread(self, zxid: int, changes: _Changes) -> None:
-        """Take a write of the leader, and apply it after a while."""
+        """Take a write from the leader, and apply it after a while."""
         self._unapplied.append((zxid, changes))
         if not self.is_isolated:
             self._apply_later()
@@ -173,7 +177,7 @@ class _Server:
             told()
 
     def catch_up(self) -> None:
-        """Apply all at once: it was isolated, or the ensemble has begun again."""
+        """Apply all writes at once, when the server was isolated or the ensemble starts again."""
         self.is_isolated = False
         while self._unapplied:
             self._apply_next()
@@ -212,11 +216,11 @@ class _Server:
 
 
 class Ensemble:
-    """``note`` is called with each write, and each end of a session. Clients are cut off by the name of their node."""
+    """A ZooKeeper ensemble. ``note`` is called for each write and each beginning or end of a session."""
 
     def __init__(self, loop: SimulatedLoop, rng: random.Random, note: Callable[..., None]) -> None:
         self.loop, self.rng, self.note = loop, rng, note
-        #: The share of requests whose connection breaks when they are done.
+        #: The share of requests whose connection breaks after they are done.
         self.lost_answers = 0.0
         self.is_up = True
         self._tree = _Tree()
@@ -225,17 +229,17 @@ class Ensemble:
         self._sessions: dict[int, _Session] = {}
         self._session_ids = itertools.count(1)
         self._zxid = 0
-        #: Directions that are cut: the name of a node, and whether it is the way to the ensemble.
+        #: The blocked directions: the name of a node, and True for its way to the ensemble.
         self._cuts: set[tuple[str, bool]] = set()
         self._clients: dict[PlayedClient, None] = {}
-        #: That of no process.
+        #: The context of code that belongs to no process.
         self.context = Context()
         self._ticking = False
 
     # ---- clients ----------------------------------------------------------------------------------------------------
 
     def client_of(self, name: str) -> Callable[..., "PlayedClient"]:
-        """Return what makes clients of the node ``name`` (``logstore.cluster.kazoo_client.MakeClient``)."""
+        """Return a function that makes clients of the node ``name`` (``logstore.cluster.kazoo_client.MakeClient``)."""
 
         def make(
             servers: str, session_timeout_s: float, granted: Callable[[float], None], ended: Callable[[], None]
@@ -252,7 +256,7 @@ class Ensemble:
     # ---- faults -----------------------------------------------------------------------------------------------------
 
     def cut(self, name: str, *, requests: bool = True, answers: bool = True) -> None:
-        """Let nothing of what is chosen pass between the node and the ensemble."""
+        """Block the chosen directions between the node and the ensemble."""
         self._cuts.update((name, way) for way, chosen in ((True, requests), (False, answers)) if chosen)
 
     def heal(self) -> None:
@@ -271,7 +275,7 @@ class Ensemble:
         return (name, to_ensemble) in self._cuts
 
     def drop_connections(self, name: str) -> None:
-        """Break the connections of a node; its sessions go on."""
+        """Break the connections of a node; its sessions continue."""
         for client in list(self._clients):
             if client.name == name and client.connection is not None:
                 client.connection.broken()
@@ -282,13 +286,13 @@ class Ensemble:
             self._end_session(session_id, "expired")
 
     def end_client(self, name: str) -> None:
-        """End the threads of the node's clients, as an answer that kazoo does not expect does."""
+        """End the threads of the node's clients, as a response that kazoo does not expect does."""
         for client in list(self._clients):
             if client.name == name:
                 client.end_thread()
 
     def isolate(self, number: int) -> None:
-        """Cut a server off from the leader: it shows what it has, tells the leader nothing, and does no write."""
+        """Cut a server off from the leader: it still answers reads, but reports no sessions and does no writes."""
         server = self.servers[number]
         if server is self._leader or server.is_isolated:
             return
@@ -301,14 +305,14 @@ class Ensemble:
                 connection.broken()
 
     def stop(self) -> None:
-        """The ensemble has no quorum: all connections break, and no session ends."""
+        """End the quorum: all connections break, and no session ends."""
         self.is_up = False
         for server in self.servers:
             for connection in list(server.connections):
                 connection.broken()
 
     def start(self) -> None:
-        """A quorum is back, with a leader, for which all sessions begin anew."""
+        """Restore the quorum with a leader; the timeouts of all sessions begin again."""
         self.is_up = True
         self._leader = self.rng.choice(self.servers)
         self._leader.catch_up()
@@ -316,7 +320,7 @@ class Ensemble:
             self._touch(session)
 
     def elect(self) -> None:
-        """Another leader, at once."""
+        """Elect a leader at once."""
         self.stop()
         self.start()
 
@@ -339,7 +343,7 @@ class Ensemble:
         return min(max(asked_s, 2 * TICK_S), 20 * TICK_S)
 
     def attach(self, connection: "_Connection", session_id: int, asked_s: float) -> "_Session | None":
-        """Attach a connection to its session, a new one for the id 0. None if the session has ended."""
+        """Attach a connection to its session, or to a new one for the id 0. Return None if the session has ended."""
         if session_id == 0:
             session = _Session(next(self._session_ids), connection.client.name, self.granted_s(asked_s))
             self._sessions[session.id] = session
@@ -357,7 +361,7 @@ class Ensemble:
         return session
 
     def heard(self, server: _Server, session_id: int) -> None:
-        """Note that a client has asked something of a server."""
+        """Note that a client has sent a request to a server."""
         if server is self._leader:
             if (session := self._sessions.get(session_id)) is not None:
                 self._touch(session)
@@ -403,9 +407,9 @@ class Ensemble:
     # ---- writes -----------------------------------------------------------------------------------------------------
 
     def write(self, connection: "_Connection", operations: Sequence[tuple[Any, ...]]) -> tuple[list[Any], int]:
-        """Decide on a write at the leader: the result of each operation, or the errors, and the zxid of the outcome.
+        """Decide on a write at the leader. Return the result of each operation, or the errors, and the zxid after it.
 
-        SessionExpiredError, SessionMovedError.
+        Raises SessionExpiredError and SessionMovedError.
         """
         session = self._sessions.get(connection.session_id)
         if session is None:
@@ -440,7 +444,7 @@ class Ensemble:
 
 
 class _Connection:
-    """A client's connection to a server: two pipes, and the requests that the server has and has not answered."""
+    """A client's connection to a server: two pipes, and the requests that the server has not answered yet."""
 
     def __init__(self, client: "PlayedClient", server: _Server) -> None:
         self.client, self.server = client, server
@@ -448,7 +452,7 @@ class _Connection:
         self._ensemble = ensemble = client.ensemble
         self._to_server = ensemble.pipe(client.name, ensemble.context, to_ensemble=True)
         self._to_client = ensemble.pipe(client.name, client.context, to_ensemble=False)
-        #: Requests in their order; the first is being done.
+        #: The unanswered requests in order; the first is being done.
         self._requests: deque[Callable[[], None]] = deque()
         self._is_broken = False
 
@@ -462,7 +466,9 @@ class _Connection:
         self._to_client.resume()
 
     def leave(self, session_id: int) -> None:
-        """Close it, and with it the session of this id. What was sent may still arrive, or a part of it."""
+        """Close the connection and the session of this id; what was sent before may still arrive, completely or in
+        part.
+        """
 
         def left() -> None:
             if session_id and not self._is_broken:
@@ -476,7 +482,7 @@ class _Connection:
     # ---- the server's end -------------------------------------------------------------------------------------------
 
     def broken(self) -> None:
-        """Break it: the client sees that, if it can; what has not arrived by then is lost."""
+        """Break the connection: what has not arrived is lost, and the client notices if it can."""
         if self._is_broken:
             return
         self._is_broken = True
@@ -512,12 +518,12 @@ class _Connection:
             self._to_client.send(lambda: self.client.watch_fired(path, of_children=of_children), late_s=late_s)
 
     def shake(self) -> None:
-        """A connection arrives at the server."""
+        """Connect the client at the server, when its request to connect arrives."""
         ensemble, client, server = self._ensemble, self.client, self.server
         if not ensemble.is_up or server.is_isolated or server.tree.zxid < client.last_zxid:
             self._to_client.send(lambda: client.lost(self))
             return
-        # A leader knows of sessions at once, and a server answers when it has begun them.
+        # The leader knows a new session at once; a server answers when the leader has begun the session.
         session = ensemble.attach(self, client.session_id, client.asked_s)
         if session is None:
             self._to_client.send(lambda: client.expired(self))
@@ -542,12 +548,12 @@ class _Connection:
         self.answer(lambda: self.client.answered(result, value, zxid))
 
     def ask_leader(self, result: "Result", decide: Callable[[], tuple[Any, int]]) -> None:
-        """Have something done by the leader; answered when this server has applied the outcome."""
+        """Let the leader decide, and answer when this server has applied the outcome."""
         ensemble, server = self._ensemble, self.server
 
         def at_leader() -> None:
             if not ensemble.is_up or server.is_isolated:
-                return  # it never gets there, and the connection ends when the server notices
+                return  # the request never arrives, and the connection ends when the server notices its isolation
             value, zxid = decide()
             server.when_applied(zxid, lambda: self.answer(lambda: self.client.answered(result, value, zxid)))
 
@@ -557,10 +563,10 @@ class _Connection:
 
 
 class Result:
-    """An answer to come (``kazoo.interfaces.IAsyncResult``)."""
+    """The result of a request (``kazoo.interfaces.IAsyncResult``)."""
 
     def __init__(self, client: "PlayedClient", remember: Callable[[], None] | None = None) -> None:
-        """``remember`` is called when it has come without an error."""
+        """Make a result; ``remember`` is called when it arrives without an error."""
         self.value: Any = None
         self.exception: BaseException | None = None
         self._client = client
@@ -611,7 +617,7 @@ class _Transaction:
 
 @dataclass(slots=True)
 class _Watchers:
-    """Kazoo's sets, in the order in which watches were set."""
+    """The watchers of a client; unlike kazoo's sets they keep the order in which watches were set."""
 
     data: dict[str, dict[Callable[[object], None], None]] = field(default_factory=dict)
     children: dict[str, dict[Callable[[object], None], None]] = field(default_factory=dict)
@@ -643,7 +649,7 @@ class PlayedClient:
         self._listeners: list[Callable[[str], None]] = []
         self._state: str = KazooState.LOST
         self._is_running = False
-        #: Whether there is a session on this connection; requests are kept for the next one if not.
+        #: True if the connection has a session; otherwise requests wait for the next connection.
         self._is_live = False
         self._queue: list[tuple[Result, Callable[[_Connection], None]]] = []
         self._pending: dict[Result, None] = {}
@@ -716,7 +722,7 @@ class PlayedClient:
             if watch is not None:
                 connection.server.watch_children(full, connection)
             names = list(connection.server.tree.children[full])
-            self._rng.shuffle(names)  # ZooKeeper gives them in no order
+            self._rng.shuffle(names)  # ZooKeeper returns them in no particular order
             return names, node
 
         return self._read(read, full, watch, of_children=True)
@@ -791,7 +797,7 @@ class PlayedClient:
         connection.send(lambda: ask(connection))
 
     def answered(self, result: Result, value: Any, zxid: int) -> None:
-        """An answer has come from the server."""
+        """Receive a response from the server."""
         if result in self._pending and not self.is_dead:
             del self._pending[result]
             self.last_zxid = max(self.last_zxid, zxid)
@@ -826,7 +832,7 @@ class PlayedClient:
             self._send(connection, result, ask)
 
     def _beat(self, connection: _Connection, life: int) -> None:
-        """Ping; a ping that was not answered ends the connection."""
+        """Ping; a ping without a response ends the connection."""
         if self._life != life or not self._is_live:
             return
         if self._ping_outstanding:
@@ -840,7 +846,7 @@ class PlayedClient:
         self._ping_outstanding = False
 
     def lost(self, connection: _Connection) -> None:
-        """The connection has broken, or an attempt has come to nothing."""
+        """Handle a broken connection, or a failed attempt to connect."""
         if connection is not self.connection or self.is_dead:
             return
         was_live, self._is_live = self._is_live, False
@@ -854,7 +860,7 @@ class PlayedClient:
         self._later(self._rng.uniform(*_RECONNECT_S), self._connect)
 
     def expired(self, connection: _Connection) -> None:
-        """The session that it asked for has ended."""
+        """Handle the end of the session to which the client wanted to return."""
         if connection is not self.connection or self.is_dead:
             return
         self.connection, self._is_live = None, False
@@ -909,10 +915,10 @@ class PlayedClient:
             return
         self._state = state
         for listener in list(self._listeners):
-            listener(state)  # from kazoo's own thread, which waits for it
+            listener(state)  # kazoo's own thread calls it, and waits for it
 
     def dispatch(self, thread: str, callback: Callable[..., object], *args: Any) -> None:
-        """Call it in one of kazoo's threads, which keeps the order of what it is given."""
+        """Call ``callback`` in one of kazoo's threads, which keeps the order of its calls."""
         when = max(self._seen_at[thread] + 1e-8, self._loop.time() + self._rng.expovariate(1 / _SEEN_S))
         self._seen_at[thread] = when
         self._loop.call_at(when, self._alive, callback, *args, context=self.context)

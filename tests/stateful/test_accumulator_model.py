@@ -1,6 +1,6 @@
-"""A producer's record accumulator against lists: one thread does what the program and all others do, in any order.
+"""A producer's record accumulator against lists: one thread plays the program and all other threads, in any order.
 
-A record lingers for no time: whenever it could leave, the accumulator must have its batch closed.
+``linger.ms`` is 0, so whenever a record could leave, the accumulator must have closed its batch.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +45,8 @@ class AccumulatorModel(RuleBasedStateMachine):
         self.sent: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.left: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.closed: list[ClosedBatch] = []
-        # By partition: parts that are split after all earlier ones, and parts that are split before some of them.
+        # The records of batches that were split together with all earlier batches, by partition. ``in_order`` has the
+        # other closed batches, each with its parts once it is split.
         self.lined_up: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.in_order: list[tuple[ClosedBatch, list[ProducerBatch] | None]] = []
         self.answered: list[Delivery] = []
@@ -60,7 +61,7 @@ class AccumulatorModel(RuleBasedStateMachine):
             try:
                 self.accumulator.open("t", _RECORD)
             except ThrottledError:
-                # This wait is right: only batches that are not complete hold memory.
+                # Throttling is right here: only incomplete batches hold memory.
                 outcomes = [delivery.outcome for delivery in self.deliveries if not delivery.outcome.done()]
                 assert len(outcomes) * _RECORD + _BATCH > _BUFFER
                 return
@@ -87,7 +88,7 @@ class AccumulatorModel(RuleBasedStateMachine):
             for part in batches:
                 self.left[part.partition] += part.message.to_pybytes().split(b",")
         if len(self.under_way) < _IN_FLIGHT:
-            # A partition without a request on its way waits for no other.
+            # A partition without a request in flight does not wait for another partition.
             assert self.waiting <= self.busy
 
     @precondition(lambda self: self.could_leave)
@@ -108,7 +109,7 @@ class AccumulatorModel(RuleBasedStateMachine):
             request = self.under_way[choice % len(self.under_way)]
             partitions = {part.partition for part in request}
             if len(partitions) > 1 and choice % 2:
-                # One of them is answered before the others.
+                # One partition of the request is answered before the others.
                 first = {request[0].partition}
                 self.complete([part for part in request if part.partition in first])
                 self.accumulator.release("t", first)
@@ -140,12 +141,12 @@ class AccumulatorModel(RuleBasedStateMachine):
 
     @property
     def waiting(self) -> set[int]:
-        """Partitions with records that could leave if nothing were on its way."""
+        """Partitions with records that could leave if no request were in flight."""
         return {p for p in range(_PARTITIONS) if len(self.lined_up[p]) > len(self.left[p])}
 
     @property
     def could_leave(self) -> bool:
-        """Whether a record that is in no closed batch could leave, if it is for the right partition."""
+        """True if a record outside all closed batches could leave, provided that its partition is free."""
         is_open = any(delivery.outcome.count == 0 for delivery in self.deliveries)
         free = len(self.under_way) < _IN_FLIGHT and len(self.busy) < _PARTITIONS
         return is_open and not self.in_order and (not self.waiting or free)

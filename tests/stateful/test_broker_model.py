@@ -1,7 +1,8 @@
 """A broker against a list per partition: produce, roll, delete-records, reads from any offset, restarts, crashes.
 
-A crash is a copy of the data directory while the broker runs, as a kill -9 would leave it. (Kills in
-the middle of a disk operation are in tests/faults.)
+A crash is a copy of the data directory while the broker runs, which is what a kill -9 would leave. (tests/faults kills
+a
+broker in the middle of a disk operation.)
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from tests.support.running_broker import produce, read_all, start_broker, stop_b
 
 PARTITIONS = 2
 partitions = st.integers(0, PARTITIONS - 1)
-# The interesting sizes: one record, a few, and one that is larger than a whole segment.
+# The sizes are an empty value, a small one, and one that is larger than a whole segment.
 batches = st.lists(st.sampled_from([b"", b"x", b"y" * 100, b"z" * 5000, None]), min_size=1, max_size=20)
 
 
@@ -144,7 +145,7 @@ class BrokerModel(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def check_plain_readers(self) -> None:
-        """After a clean stop everything is in Delta: dense offsets, every record once."""
+        """Check that after a clean stop Delta has all records: dense offsets, every record once."""
         table = DeltaTable(self.data / "topics" / "t").to_pyarrow_dataset().to_table()
         rows = sorted(
             zip(*(table[c].to_pylist() for c in ("partition", "offset", "value")), strict=True), key=lambda r: r[:2]

@@ -1,5 +1,6 @@
-"""A producer and a consumer while brokers move, die, come back, refuse, and lose answers in any order: with idempotence
-each record is stored once, in the order of ``send``, and read once, in the order of the log.
+"""A producer and a consumer while brokers move, die, come back, refuse requests and lose responses in any order.
+
+With idempotence each record is stored once, in the order of ``send``, and read once, in the order of the log.
 """
 
 import threading
@@ -30,7 +31,7 @@ _steps = st.one_of(
     st.tuples(st.just("nobody"), _brokers, _partitions),
     st.tuples(st.just("kill"), _brokers, st.booleans()),
     st.tuples(st.just("restart"), _brokers, st.just(0)),
-    # Refused before anything is stored, or answered so although it is.
+    # "refuse" fails requests before anything is stored; "lose" fails them after the broker has handled them.
     st.tuples(st.just("refuse"), st.integers(0, len(_REFUSALS) - 1), st.integers(1, 3)),
     st.tuples(st.just("lose"), st.sampled_from([2, 4, 7]), st.integers(1, 3)),
     st.tuples(st.just("wait"), st.integers(1, 30), st.just(0)),

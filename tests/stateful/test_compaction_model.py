@@ -1,6 +1,6 @@
 """Random histories of puts, tombstones, deletions, time and jobs, against a model of a few lines (I1 and I3).
 
-The same histories go through the jobs as they are, and through the tasks of Spark's executors.
+The same histories run through the local jobs and through the tasks of Spark's executors.
 """
 
 import tempfile
@@ -19,8 +19,9 @@ from tests.support.table_paths import path_of, read_footer
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
 VALUES = st.one_of(st.none(), st.binary(max_size=4))
 SEGMENTS = st.lists(st.none() | st.tuples(KEYS, VALUES), min_size=1, max_size=8)
-#: A round: segments that are rolled, in which an offset may have no record; time that passes; offsets that are deleted
-#: at the log start; and whether small segments are merged before compaction, and after it, and retention runs then.
+#: A round has segments to roll (an offset in them may have no record), the time that passes, the number of offsets to
+#: delete
+#: at the log start, and three flags: merge small segments before compaction, merge them after it, run retention.
 ROUNDS = st.lists(
     st.tuples(st.lists(SEGMENTS, max_size=6), st.integers(1, 60), st.integers(0, 3), st.tuples(*[st.booleans()] * 3)),
     min_size=1,
@@ -31,7 +32,7 @@ DELETE_RETENTION_MS = 50
 
 @dataclass
 class Model:
-    """The records of a partition by offset; for each, when it was compacted first."""
+    """The records of a partition by offset, and when each was first compacted."""
 
     lag_ms: int = 0
     records: dict[int, Record] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Model:
     cleaned: int = 0
 
     def merge(self, files) -> None:
-        """Files that a merge left have other bounds, and no other records."""
+        """Take the bounds of the files that a merge left; it changes no records."""
         assert {o for f in files for o in range(f.base_offset, f.end_offset)} >= set(range(self.log_start, self.end))
         self.segments = [(file.base_offset, file.end_offset) for file in files]
 
@@ -52,7 +53,7 @@ class Model:
         self.end += len(appended)
 
     def compact(self, now: int) -> None:
-        """Up to the first segment never compacted with a record that is younger than the lag."""
+        """Compact up to the first segment that was never compacted and has a record younger than the lag."""
         dirty = [(b, e) for b, e in self.segments if e > max(self.log_start, self.cleaned)]
         young = (b for b, e in dirty if any(now - r.timestamp_ms < self.lag_ms for r in self._in(b, e).values()))
         clean_point = next(young, self.end)
@@ -131,7 +132,9 @@ def check(topic: KeyedTopic, model: Model) -> None:
 
 
 def check_untouched(before, topic: KeyedTopic) -> None:
-    """No file was written anew for nothing: each new one lost a record, met a tombstone first, or joined others."""
+    """Check that each new file had a reason: it lost a record, met a tombstone for the first time, or merges several
+    files.
+    """
     after = topic.table.snapshot()
     old = [file for file in before.segments(0) if file.path not in after.paths]
     new = [file for file in after.segments(0) if file.path not in before.paths]

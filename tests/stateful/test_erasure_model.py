@@ -1,5 +1,5 @@
 """Erasures beside everything else that rewrites a topic, by a seed: rolls, merges, compactions, other writers, restarts
-and kills. What was erased is in no file and no answer, and nothing else is lost.
+and kills. Erased records are in no file and no response, and nothing else is lost.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ PARTITIONS = 2
 
 @dataclass
 class Model:
-    """The values that were appended, by key, and those that were erased."""
+    """The appended values by key, and the erased values."""
 
     random: random.Random
     is_compacted: bool
@@ -46,7 +46,7 @@ class Model:
         return {value for values in self.values.values() for value in values} - self.erased
 
     def last(self) -> set[bytes]:
-        """The values that compaction keeps."""
+        """Return the values that compaction keeps."""
         return {values[-1] for values in self.values.values() if values} - self.erased
 
 
@@ -98,33 +98,34 @@ class Store:
     async def erase(self) -> None:
         assert self.broker is not None
         key = self.model.random.choice(KEYS)
-        # What is appended from here on may come before the end that the store takes, or after it.
+        # Values that are appended from here on may come before or after the end offset that the store takes for this
+        # erasure.
         self.model.erased.update(self.model.values[key])
         self.model.began.append(await self.broker.erasing.begin(CLIENT, self.topic, [key]))
 
     async def compact(self) -> None:
-        """Beside what follows."""
+        """Start a compaction, which runs while the next steps happen."""
         if not self.model.is_compacted:
             return
         table = TopicTable.open(open_table(self.data / "topics" / "t"))
         topic = KeyedTopic(self.data, "t", table)
 
         async def work() -> None:
-            with contextlib.suppress(AssertionError):  # overtaken again and again: a later run
+            with contextlib.suppress(AssertionError):  # other commits overtook it too often; a later run compacts
                 await asyncio.to_thread(compact, topic, 10**13)
 
         self._jobs.append(asyncio.create_task(work()))
 
     async def optimize(self) -> None:
-        # delta-rs takes no notice of a rewrite of the same files by another commit, and doubles the rows.
+        # delta-rs does not notice that another commit has rewritten the same files, and would double the rows.
         await asyncio.gather(*self._jobs)
         async with self.topic.commit_lock:
-            with contextlib.suppress(Exception):  # an erasure or a merge was first
+            with contextlib.suppress(Exception):  # an erasure or a merge has committed first
                 await asyncio.to_thread(DeltaTable(str(self.data / "topics" / "t")).optimize.compact)
         await self.refresh()
 
     async def restore(self) -> None:
-        """To a version whose files are still there."""
+        """Restore a version whose files still exist."""
 
         def back() -> None:
             table = DeltaTable(str(self.data / "topics" / "t"))
@@ -143,7 +144,7 @@ class Store:
         await self.start()
 
     async def kill(self) -> None:
-        """A new process finds what was on the disk at this moment."""
+        """Start a new process on what the disk has at this moment."""
         killed = self.data.with_name("killed")
         copy_of_one_moment(self.data, killed)
         await self.stop()
@@ -152,7 +153,7 @@ class Store:
         await self.start()
 
     def waiting(self) -> list[str | None]:
-        """Return what each erasure that is not over waits for."""
+        """Return for each unfinished erasure what it waits for."""
         assert self.broker is not None
         erasing = self.broker.erasing
         reports = [one for one in erasing.reports(self.topic) if one.state != "erased"]

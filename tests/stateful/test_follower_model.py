@@ -1,4 +1,4 @@
-"""What a replica knows of producers after truncations is a function of the frames that count (C16)."""
+"""A replica's producer state after truncations depends only on the frames that it still has (C16)."""
 
 import asyncio
 import shutil
@@ -33,7 +33,9 @@ def counted(found: ProducerStates) -> list[RememberedBatch]:
 
 
 class Follower(RuleBasedStateMachine):
-    """A follower's log in a journal: frames come, the high watermark rises, its end is truncated, it starts again."""
+    """A follower's log in a journal: frames arrive, the high watermark rises, the log end is truncated, the broker
+    restarts.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +43,7 @@ class Follower(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="logstore-producers-"))
         self.clock = ManualClock()
         self.epoch = 1
-        #: The frames that count.
+        #: The batches of all frames that were not truncated.
         self.stored: list[RememberedBatch] = []
         self.committed = 0
         self.next: dict[int, tuple[int, int]] = {}

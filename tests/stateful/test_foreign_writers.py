@@ -1,8 +1,9 @@
 """Appends, rolls, restarts and the commits of other writers in random order, against a dict of records.
 
-What must hold after each step: the log serves exactly the records that it gave out, as their owner left them: each
-once, at its offset, by rising offset. Merges never show, nor do appends and overwrites of others, be they of the table
-or of an entry of its log. A RESTORE takes back what others did since, and nothing that the store acknowledged.
+After each step the log must serve exactly the records that it has acknowledged, as their owner left them: each once, at
+its offset, by rising offset. Merges do not change what readers see. Nor do appends and overwrites by others, whether
+they overwrite the table or an entry of its log. A RESTORE undoes what others did since that version, and nothing that
+the store has acknowledged.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 offsets = st.integers(0, 40)
-#: So that every run has segments to meddle with, and to merge.
+#: Every run begins with these steps, so that it has segments to change and to merge.
 FIRST = [("append and roll", count) for count in (6, 5, 4, 3, 3)]
 spans = st.tuples(offsets, st.integers(1, 15))
 steps = st.lists(
@@ -62,18 +63,18 @@ steps = st.lists(
 
 @dataclass
 class Model:
-    #: Every record that was acknowledged, and what is left of them.
+    #: All acknowledged records; ``served`` has those that readers still get.
     given_out: dict[int, bytes] = field(default_factory=dict)
     served: dict[int, bytes] = field(default_factory=dict)
     sealed: int = 0
-    #: By version of the table: the sealed offset, and the records below it.
+    #: The sealed offset and the records below it, by version of the table.
     versions: dict[int, tuple[int, dict[int, bytes]]] = field(default_factory=dict)
-    #: Whether the table holds files of others that are served: an overwrite may then drop what nobody has again.
+    #: True if the table has files of others that are served: an overwrite could then drop rows that exist nowhere else.
     rewritten: bool = False
-    #: Whether others ever added rows that are not served.
+    #: True if others have added rows that are not served.
     copied: bool = False
     start: int = 0
-    #: Versions of merges of ours, and of what others changed or deleted.
+    #: The versions of the store's own merges; ``statements`` has those of changes and deletions by others.
     joins: list[int] = field(default_factory=list)
     statements: list[int] = field(default_factory=list)
 
@@ -88,7 +89,7 @@ class Model:
 
 
 class Run:
-    """A broker on a directory of its own, and the model beside it."""
+    """A broker on its own directory, with the model beside it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.model = root, Model()
@@ -142,7 +143,7 @@ class Run:
             self.model.served = {o: value for o, value in self.model.served.items() if o >= before_offset}
 
     async def _overwrite_entry(self, then: str | None) -> None:
-        """Of a roll or a merge; a log start that is in no other entry would be lost."""
+        """Overwrite the newest entry if it is a roll or a merge: another one may be the only one with a log start."""
         version = others.version(self.table)
         entry = entry_path(self.table, version)
         if re.search(r'"logstore.operation": ?"(roll|merge)"', entry.read_text()):
@@ -167,11 +168,11 @@ class Run:
         self.data = copy
         await self.start()
 
-    # ---- what others do, and what their statement means for the records ------------------------------------------
+    # ---- what others do, and what their statements mean for the records ---------------------------------------------
 
     def _optimize(self) -> None:
         if self._has_refused():
-            return  # it would join the copies with what they are copies of: such a file is refused as a whole
+            return  # it would merge the copies with their originals, and the store refuses such a file as a whole
         others.optimize(self.table)
         self.model.rewritten = True
 
@@ -194,7 +195,7 @@ class Run:
 
     def _change(self, predicate: str, changed: range, value: bytes | None) -> None:
         if self._has_refused():
-            return  # the statement would change the copies, too, and may leave them alone in the table
+            return  # the statement would also change the copies, and could leave only them in the table
         hit = [offset for offset in self._sealed if offset in changed]
         if value is None:
             others.delete(self.table, predicate)
@@ -214,7 +215,8 @@ class Run:
             self.model.statements.append(others.version(self.table))
 
     def _foreign_append(self, wanted: list[int]) -> None:
-        # Offsets that are taken, or not yet given out; one that was deleted may be put back by its owner.
+        # The offsets are taken, or not yet given out. An owner may put a deleted record back, so deleted offsets are
+        # left out.
         if rows := [o for o in wanted if o in self._sealed or o >= self.model.sealed]:
             others.append(self.table, rows)
             self.model.copied = True
@@ -226,7 +228,7 @@ class Run:
 
     def _restore(self, back: int) -> None:
         version = others.version(self.table) - back
-        # A record that was deleted from a file of a merge may stay away after a RESTORE to before that file.
+        # RESTORE to a version before a merge may not bring back a record that was deleted from the merged file.
         uncertain = any(version < j < s for j in self.model.joins for s in self.model.statements)
         if version in self.model.versions and not uncertain and not self._has_refused():
             others.restore(self.table, version)
@@ -242,7 +244,7 @@ class Run:
 
     async def check(self) -> None:
         await self.broker._roller.refresh(self.topic)
-        # A start may find records in the journal whose roll was overwritten.
+        # A start may find records in the journal whose roll was overwritten, so the sealed offset may have fallen.
         self.model.sealed = self.topic.partition(0).sealed_offset
         states = {problem.state for problem in self.broker.problems(INTERNAL)}
         assert states <= ({ProblemState.FOREIGN_FILE} if self.model.copied else set()), self.broker.problems(INTERNAL)
@@ -253,7 +255,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def _merged_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few segments are many, and nothing is merged but in a step."""
+    """Let a merge take any number of segments, and let only the steps of a test merge."""
     monkeypatch.setattr(upkeep, "_LOOK_S", 3600)
     monkeypatch.setattr(upkeep, "MERGE_AT", 0)
     monkeypatch.setattr(merging, "NEWEST_KEPT", 1)

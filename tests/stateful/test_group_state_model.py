@@ -1,8 +1,10 @@
-"""Groups against a reference: clients of both kinds that join, pause, crash, leave and come back, topics that change,
-answers that are lost, and coordinators that start again from the log.
+"""Groups against a reference: clients of both protocols join, pause, crash, leave and come back, topics change,
+responses
+are lost, and coordinators start again from the log.
 
-Owners are unique, generations rise, nothing is assigned to the dead, every request is answered in the end, and a group
-that is left in peace settles with every partition in one hand. ``LOGSTORE_TORTURE=1`` runs 50,000 schedules.
+Partitions have one owner, generations rise, nothing is assigned to dead members, every request is answered in the end,
+and a group without disturbances settles with each partition assigned to one member. ``LOGSTORE_TORTURE=1`` runs 50,000
+schedules.
 """
 
 import dataclasses
@@ -142,7 +144,7 @@ def always_settled(*given: Any, **_: Any) -> Any:
     return TO_CLASSIC_GROUP(*given, is_settled=True)
 
 
-#: What is wrong, and where: an owner, the name of its attribute, and what is planted there.
+#: Each bug, with the object that it breaks, the attribute, and the broken replacement.
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "another is assigned before a member has revoked": (consumer_group, "reconcile", assigned_before_it_is_revoked),
     "a member is believed to have revoked when it is asked to": (consumer_group, "reconcile", revoked_when_asked),
@@ -177,7 +179,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-#: Schedules before these do not notice the bug, so the search begins here.
+#: No earlier seed shows the bug, so the search begins here.
 FIRST_SEEDS = {
     "classic members are believed to have revoked": 217,
     "a static member that has lost its id is fenced": 150,
@@ -187,7 +189,7 @@ FIRST_SEEDS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
-    """Look for a broken promise, or a broken invariant."""
+    """Run schedules until one breaks a guarantee or an invariant."""
     monkeypatch.setattr(*BUGS[bug])
     first = FIRST_SEEDS.get(bug, 0)
     with pytest.raises(AssertionError):

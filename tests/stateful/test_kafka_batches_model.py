@@ -1,7 +1,8 @@
-"""One partition that HTTP producers and Kafka clients write to in turns, against a list: each record by each reader.
+"""One partition that HTTP producers and Kafka clients write to in turns, against a list: every reader gets every
+record.
 
-Over rolls, restarts and crashes (a copy of the data directory while the broker runs); with both timestamp types, every
-codec, and idempotent producers whose sequences pass 2^31 - 1 and who send by either interface.
+The steps include rolls, restarts and crashes (a copy of the data directory while the broker runs), both timestamp
+types, every codec, and idempotent producers whose sequences pass 2^31 - 1 and who send through either interface.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.records import Row, rows, wire_batch
 from tests.support.running_broker import CLIENT, start_broker, stop_broker
 
-#: A Kafka record may be without a timestamp (-1), too.
+#: A Kafka record may also have no timestamp (-1).
 of_kafka = st.lists(
     st.builds(lambda row, bare: replace(row, timestamp=None) if bare else row, kafka_rows, st.booleans()),
     min_size=1,
@@ -56,7 +57,7 @@ class KafkaBatchesModel(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.model: list[Row] = []
         self.log_append_time = False
-        #: Of the idempotent producer: the next sequence, and its last batches with their base offsets.
+        #: The idempotent producer, its next sequence, and its last batches with their base offsets.
         self.producer_id = -1
         self.sequence = 0
         self.sent: list[tuple[int, list[Row], int]] = []
@@ -128,7 +129,7 @@ class KafkaBatchesModel(RuleBasedStateMachine):
     @rule(records=of_kafka, compression=compressions, http=st.booleans())
     def produce_idempotent(self, records: list[Row], compression: Compression, http: bool) -> None:
         if not self.sent:
-            # An unknown producer goes on where it was.
+            # A producer that the broker does not know may begin with any sequence.
             self.sequence = SEQUENCE_MAX - 7
         base_offset = self.numbered(records, self.sequence, compression, http=http)
         self.take(records, base_offset)

@@ -1,7 +1,7 @@
 """Idempotent producers of one partition against a model that forgets nothing.
 
-The model keeps every batch that was ever appended; the journal is a list of headers and snapshots, of which a start may
-have all or only the newest part, with frames copied forward in between. Sequence numbers wrap: batches of 2**30 records
+The model keeps every batch that was ever appended. The journal is a list of headers and snapshots; a start may find all
+of it or only the newest part, with frames copied forward in between. Sequence numbers wrap: batches of 2**30 records
 exist as headers only.
 """
 
@@ -68,11 +68,11 @@ class ProducerModel(RuleBasedStateMachine):
     def expected(
         self, producer_id: int, epoch: int, sequence: int, count: int
     ) -> type[LogStoreError] | Appended | None:
-        """The outcome by the rules of KIP-98 and KIP-360, with all earlier batches known."""
+        """Return the outcome by the rules of KIP-98 and KIP-360, given all earlier batches."""
         batches = self.model.get(producer_id, [])
         if not batches:
             return None
-        # Of producers up to the highest one that did not begin at 0 nobody knows what was before.
+        # A durable producer that did not begin at sequence 0 makes the history of all producers up to its id unknown.
         begun = [owner for owner, stored in self.model.items() if stored[0].sequence and stored[0].is_durable]
         whole = producer_id > max(self.evicted_up_to, *begun, -1) and batches[0].sequence == 0
         newest = batches[-1].epoch
@@ -141,7 +141,9 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model) < 2)
     @rule(producer_id=producer_ids, sequence=st.sampled_from([1, 7, LOOP - 2]), batches=st.lists(counts, max_size=6))
     def begin_anywhere(self, producer_id: int, sequence: int, batches: list[int]) -> None:
-        """A producer of which nothing is stored goes on where it was, in a topic that was made again."""
+        """Let a producer without stored batches continue at its sequence, as in a topic that was deleted and created
+        again.
+        """
         if producer_id not in self.model:
             for count in batches:
                 self.append(producer_id, 0, sequence, count)
@@ -179,14 +181,14 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule()
     def fail(self) -> None:
-        """The disk is full: nothing that is on its way is stored, and appends go on."""
+        """Fill the disk: no pending frame is stored, and later appends succeed."""
         for frame in self.pending:
             self.log.failed(frame, StorageFullError(""))
         self.forget_pending()
 
     @rule(copied=st.lists(st.integers(0, 50), min_size=1, max_size=3))
     def begin_file(self, copied: list[int]) -> None:
-        """Frames of older files are copied into the new one, so that those can go."""
+        """Begin a file; frames of older files are copied into it, so that those files can be deleted."""
         older = [entry for entry in self.journal if isinstance(entry, FrameHeader)]
         self.journal.append(PartitionSnapshot.decode(self.log.snapshot_frame().payload))
         for at in copied if older else ():
@@ -194,7 +196,7 @@ class ProducerModel(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crash(self, data: Any) -> None:
-        """Files go oldest first, and each begins with a snapshot."""
+        """Restart with the newest part of the journal: files go oldest first, and each begins with a snapshot."""
         begins = [0, *(at for at, entry in enumerate(self.journal) if isinstance(entry, PartitionSnapshot))]
         kept = self.journal[data.draw(st.sampled_from(begins)) :]
         end = self.log.log_end_offset
@@ -209,7 +211,7 @@ class ProducerModel(RuleBasedStateMachine):
                 tail.add(RecoveredFrame(entry, FrameLocation(at, 1), None))
         tail.settle()
         assert tail.end_offset == end
-        # Below the journal the table has the records; other tests check its content.
+        # The table has the records below the journal; other tests check its content.
         self.log.recover(tail, sealed_offset=end, leader_epochs=[])
         self.log.finish_recovery()
         self.lead()
@@ -217,7 +219,9 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model and not self.pending)
     @rule()
     def lose_journal(self) -> None:
-        """All is sealed, and the newest segment tells of it; later batches are forgotten."""
+        """Restart without a journal: all records are sealed, and only the newest segment's footer has the producers'
+        state.
+        """
         end, packed = self.log.log_end_offset, self.log.state.producers.pack()
         self.log = self.new_log()
         tail = JournalTail()
@@ -233,7 +237,10 @@ class ProducerModel(RuleBasedStateMachine):
 
     @invariant()
     def remembered_batches_are_bounded(self) -> None:
-        """Below the committed end more than five of a producer are kept for a while: see ``ProducerStates``."""
+        """Check the number of remembered batches.
+
+        Below the committed end more than five batches of a producer are kept for a while: see ``ProducerStates``.
+        """
         producers = self.log.state.producers
         assert producers.num_batches <= 3 * 5 * len(self.model) + len(self.pending)
         if self.pending:

@@ -1,9 +1,10 @@
-"""Ranges of which no record is left - aborted, compacted, deleted, expired - never stop a start, a read, a roll or a
-job; nothing in them counts as lost, and nothing that is left is passed over.
+"""Ranges without records - aborted, compacted, deleted, expired - never stop a start, a read, a roll or a job. They do
+not
+count as lost, and no remaining record is skipped.
 
-A real broker and real jobs (without Spark) on one partition, against a dict of offset to key. Nothing here aborts a
-transaction yet: rolls leave out the records that are marked so, as they will those of aborted transactions. Among the
-segments are some under names of earlier releases, which do not tell their end.
+A real broker and real jobs (without Spark) work on one partition, against a dict of offset to key. The store does not
+abort transactions yet, so rolls leave out the records that are marked as aborted. Some segments have names of earlier
+releases, which do not contain their end offset.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from tests.support.running_broker import records, start_broker, stop_broker
 from tests.support.table_paths import path_of, segment_from_file
 
 ABORTED = b"aborted"
-#: Of the store, far behind the timestamps of records: nothing is young, no tombstone is due.
+#: The time of the jobs, far after the timestamps of all records: no record is too young, and no tombstone is due.
 NOW_MS = 2_000_000_000_000
 CONFIG = {
     "cleanup.policy": "compact,delete",
@@ -46,7 +47,7 @@ CONFIG = {
     "delete.retention.ms": "86400000",
 }
 SEEDS = range(12)
-#: Of these, as many in ``make test``.
+#: The number of seeds that ``make test`` runs.
 FEW = 4
 STEPS = 25
 
@@ -61,10 +62,10 @@ class Ranges:
         self.random = random.Random(seed)
         self.loop = asyncio.new_event_loop()
         self.data = data
-        #: Offset to key of the records that are left, those of the tail that a roll will leave out among them.
+        #: Offset to key of the remaining records, including aborted ones that the next roll will leave out.
         self.rows: dict[int, bytes] = {}
         self.start = self.end = self.sealed = 0
-        #: Whether nothing but compaction and rolls of this release made the ranges.
+        #: True if only compaction and rolls of this release made the ranges, so that segments touch.
         self.touching = True
 
     def run(self, work: Any) -> Any:
@@ -87,7 +88,7 @@ class Ranges:
 
     @property
     def left(self) -> dict[int, bytes]:
-        """What readers see."""
+        """The records that readers get."""
         return {o: key for o, key in self.rows.items() if o >= self.start}
 
     def is_sealed(self) -> None:
@@ -101,7 +102,7 @@ class Ranges:
     # ---- what a store does -----------------------------------------------------------------------------------------
 
     def produce(self) -> None:
-        # One request in three is aborted as a whole.
+        # One request in three has aborted records only.
         kinds = self.random.choice([[ABORTED], [b"a", b"b", b"c"], [ABORTED, b"a", b"b"]])
         keys = self.random.choices(kinds, k=self.random.randint(1, 12))
         appended = records([key if key == ABORTED else b"v" for key in keys], keys=list(keys), timestamp=self.end)
@@ -121,7 +122,7 @@ class Ranges:
         assert self.run(self.broker.delete_records(INTERNAL, self.topic, 0, before)) == self.start
 
     def restart(self) -> None:
-        """A stop rolls, so that a table alone has it all."""
+        """Restart; the stop rolls, so the table alone has all records."""
         self.run(stop_broker(self.broker))
         self.is_sealed()
         if self.random.random() < 0.5:
@@ -132,7 +133,7 @@ class Ranges:
 
     def compact(self) -> None:
         state = self.keyed.table.snapshot().partitions[0]
-        # Only while the job runs: the store would roll by itself.
+        # The setting lasts only as long as the job, because it would make the store roll by itself.
         self.keyed.table.alter_config({"segment.bytes": str(self.random.choice([1, 3_000, 10_000_000]))})
         done = bool(compact(self.keyed, NOW_MS).versions)
         self.keyed.table.alter_config({"segment.bytes": None})
@@ -151,7 +152,9 @@ class Ranges:
         self.touching = True
 
     def retain(self) -> None:
-        """What lies below the log start; or all of the history, as it were too old."""
+        """Run retention, which removes what is below the log start, or sometimes the whole history as if it were too
+        old.
+        """
         if self.random.random() < 0.4:
             self.keyed.table.alter_config({"retention.bytes": "0"})
             if any(f.end_offset > self.start for f in self.keyed.table.snapshot().segments(0)):
@@ -171,7 +174,7 @@ class Ranges:
         return self.random.choice(files) if files else None
 
     def delete_with_sql(self) -> None:
-        """All records of a segment: it leaves the table, and a gap."""
+        """Delete all records of a segment: it leaves the table, and a gap."""
         if (file := self.segment_with_records()) is not None:
             DeltaTable(path_of(self.keyed.table)).delete(
                 f'"offset" >= {file.min_offset} AND "offset" <= {file.max_offset}'
@@ -219,7 +222,7 @@ class Ranges:
             self.check_offset_of_time(time, expected)
 
     def check_offset_of_time(self, time: int, expected: dict[int, bytes]) -> None:
-        """The timestamp of a record is the base offset of its request."""
+        """Check a lookup by time. A record's timestamp is the base offset of its request."""
         found = self.run(self.broker.offset_for_timestamp(INTERNAL, self.topic, 0, time))
         if found is None:
             assert not any(o >= time + 12 for o in expected)
@@ -230,7 +233,7 @@ class Ranges:
             assert not any(time + 12 <= o < offset for o in expected), "a later record was taken"
 
 
-#: Each with how often it happens.
+#: Each action with its weight.
 ACTIONS: dict[Callable[[Ranges], None], int] = {
     Ranges.produce: 6,
     Ranges.roll: 4,

@@ -1,8 +1,10 @@
 """The controller's decisions and the leaders' writes against a small model of replicas, on random schedules.
 
-The decisions are those of ``reconcile``, the leaders' rules those of ``partition_changes``; compare-and-set, sessions
-and logs are modelled. A log is how many records a replica has; what a leader has that others have not is cut off when
-another one leads. Broken on purpose, each rule makes a schedule fail.
+The decisions are those of ``reconcile`` and the leaders' rules those of ``partition_changes``; compare-and-set,
+sessions
+and logs are modelled. A log is the number of a replica's records; when another replica becomes leader, records that
+only
+the former leader has are truncated. Each rule, broken on purpose, makes a schedule fail.
 """
 
 import random
@@ -31,7 +33,9 @@ class BrokenError(AssertionError):
 
 
 class Cluster:
-    """One partition, three replicas of it on four brokers, and any number of controllers, the last of them real."""
+    """One partition with three replicas on four brokers, and any number of controllers, of which only the newest is
+    active.
+    """
 
     def __init__(self, seed: int, *, unclean: bool, broken: str = "") -> None:
         self.random = random.Random(seed)
@@ -45,9 +49,10 @@ class Cluster:
         self.acknowledged = 0
         self.lossy = self.must_recover = False
         self.leaders = {1: 1}
-        #: By broker, what its leader knows of followers: the length, and the registration that it was told by.
+        #: For each broker, what it as leader knows of followers: their log end, and the registration epoch of their
+        #: last fetch.
         self.fetched: dict[int, dict[int, tuple[int, int]]] = {one: {} for one in BROKERS}
-        #: A leader's decision on its way to ZooKeeper.
+        #: Decisions of leaders that ZooKeeper has not received yet.
         self.deciding: list[tuple[int, _Change]] = []
         #: Controllers, oldest first: the epoch and the view of each.
         self.controllers: list[tuple[int, ClusterView]] = []
@@ -104,7 +109,7 @@ class Cluster:
         self.view = ClusterView(None, brokers, self.view.topics)
 
     def start(self, one: int) -> None:
-        """As ``Registration.begin``."""
+        """Start a broker, as ``Registration.begin`` does."""
         lost = self.random.random() < 0.3
         row = self.row
         if row.leader == one:
@@ -143,7 +148,7 @@ class Cluster:
             self.acknowledge(row.leader)
 
     def acknowledge(self, leader: int) -> None:
-        """C3: what all of the committed and of the proposed ISR have."""
+        """Acknowledge what all replicas of the committed and of the proposed ISR have (C3)."""
         proposed = {one for by, change in self.deciding if by == leader for one in change.isr}
         have = [self.fetched[leader].get(one, (0, 0))[0] for one in {*self.row.isr, *proposed} - {leader}]
         self.acknowledged = max(self.acknowledged, min([self.log[leader], *have]))
@@ -235,7 +240,7 @@ class Cluster:
         self.random.choices([act for act, _ in what], [weight for _, weight in what])[0]()
 
     def heal(self) -> None:
-        """All brokers are there: the partition comes to have a leader, and its ISR the live replicas."""
+        """Start all brokers: the partition must get a leader, and all replicas must join its ISR."""
         for one in BROKERS:
             if one not in self.view.brokers:
                 self.start(one)
@@ -249,7 +254,7 @@ class Cluster:
                 self.recover(one)
                 self.fetch(one)
             if self.row.leader != NO_LEADER:
-                self.random.random = lambda: 0.5  # nobody is dropped
+                self.random.random = lambda: 0.5  # no replica is dropped
                 self.decide_isr(self.row.leader)
                 self.write_isr()
         row = self.row

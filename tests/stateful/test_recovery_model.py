@@ -1,8 +1,7 @@
 """Appends, truncations, rolls, relocations and restarts in random order, against a list of frames for each partition.
 
-What must hold at any moment, and after each start: the log is what the model says, frame by frame; what was truncated
-never comes back, what was not is never lost; a start finds the same whatever the order in which it sees the journal's
-frames and their copies.
+At any moment and after each start the log must equal the model, frame by frame. Truncated frames never come back, and
+other frames are never lost. A start finds the same log in whatever order it sees the journal's frames and their copies.
 """
 
 import asyncio
@@ -60,7 +59,7 @@ def new_logs(clock: ManualClock) -> list[PartitionLog]:
 
 
 def topic_of(logs: list[PartitionLog], sealed: list[int]) -> Any:
-    """As much of a topic as recovery asks for: its table has sealed so much, and no segment on disk tells anything."""
+    """Return what recovery needs of a topic: its table is sealed up to ``sealed`` and has no segment files."""
     return SimpleNamespace(
         name="t",
         topic_id=TOPIC,
@@ -101,7 +100,7 @@ class RecoveryModel(RuleBasedStateMachine):
         self.sent = 0
         self.starts = 0
         self.model: list[list[Stored]] = [[] for _ in range(PARTITIONS)]
-        #: The log end, which is not that of the last frame if all of them were dropped.
+        #: The log end, which differs from the end of the last frame when all frames were truncated.
         self.end = [0] * PARTITIONS
         self.sealed = [0] * PARTITIONS
         self.sequences: dict[tuple[int, int], tuple[int, int]] = {}
@@ -225,7 +224,7 @@ class RecoveryModel(RuleBasedStateMachine):
     async def truncate_to(self, partition: int, offset: int) -> None:
         self.epoch += 1
         log = self.logs[partition]
-        log.resign(self.epoch)  # another broker leads with it
+        log.resign(self.epoch)  # another broker leads with this epoch
         found = await truncate(self.journal, log, offset, self.epoch)
         self.epoch += 1
         log.become_leader(self.epoch)
@@ -243,7 +242,7 @@ class RecoveryModel(RuleBasedStateMachine):
 
     @rule(partition=partitions, share=shares)
     def roll(self, partition: int, share: float) -> None:
-        """The table has it, and so has the log; sometimes the process dies between the two."""
+        """Commit a roll to the table and then seal the log; the process may die between the two."""
         ends = [frame.end for frame in self.model[partition] if frame.end >= self.sealed[partition]]
         if ends:
             self.sealed[partition] = ends[int((len(ends) - 1) * share)]
@@ -262,7 +261,7 @@ class RecoveryModel(RuleBasedStateMachine):
 
     @rule()
     def killed_when_copies_are_durable(self) -> None:
-        """Both copies are there: the old file is not freed."""
+        """Kill the process when frames and their copies are durable, and the old file is not yet freed."""
         self.starts += 1
         after = self.root / str(self.starts)
         relocated = self.journal.relocated
@@ -291,7 +290,7 @@ class RecoveryModel(RuleBasedStateMachine):
     def relocate_while_the_log_is_truncated(
         self, partition: int, share: float, turns: int, waits: bool, then: tuple[int, int] | None
     ) -> None:
-        """Before the frames are read, while they are, or while their copies are being fsynced."""
+        """Truncate before relocation reads the frames, while it reads them, or while it syncs their copies."""
 
         async def scenario() -> None:
             relocation = asyncio.create_task(relocate_oldest(self.journal, self.keeper, 1 << 20))
@@ -346,7 +345,7 @@ class RecoveryModel(RuleBasedStateMachine):
             self.check_producers(log, frames)
 
     def check_producers(self, log: PartitionLog, frames: list[Stored]) -> None:
-        """The last batches of each producer; fewer are known only of producers that count as evicted."""
+        """Check the last batches of each producer; fewer may be known only of a producer that counts as evicted."""
         known: dict[int, list[RememberedBatch]] = {}
         for batch in counted_at(unpack_batches(log.state.producers.pack()), log.log_end_offset):
             known.setdefault(batch.owner, []).append(batch)

@@ -1,9 +1,10 @@
-"""Replication on random schedules: a partition of three brokers of four, with crashes, cuts, late and doubled messages,
-lost disks, reassignments, clean and unclean elections (``tests/support/replication_model``).
+"""Replication on random schedules: a partition with replicas on three of four brokers, with crashes, cuts, late and
+repeated messages, lost disks, reassignments, clean and unclean elections (``tests/support/replication_model``).
 
-What is acknowledged stays, whoever leads; nothing is stored twice; end offsets never fall; replicas become equal; and
-everything heals. Broken on purpose, each rule (C1 to C16) makes a schedule fail. A failure names its seed:
-``run(seed, unclean=...)`` in ``modelled()`` is that schedule again.
+Acknowledged records stay, whichever broker leads; nothing is stored twice; end offsets never fall; replicas become
+equal;
+and the cluster always recovers. Each rule (C1 to C16), broken on purpose, makes a schedule fail. A failure names its
+seed: ``run(seed, unclean=...)`` in ``modelled()`` repeats that schedule.
 """
 
 from typing import Any
@@ -35,7 +36,7 @@ from tests.support.replication_model.memory_journal import DiskWork
 from tests.support.replication_model.table import Table
 from tests.support.rewritten import rewritten
 
-#: Of 600 schedules each.
+#: The number of shards, with 600 schedules each.
 SHARDS = 20
 
 
@@ -104,7 +105,7 @@ split_frames = replica_fetcher.split_frames
 high_watermark = InSyncReplicas.high_watermark
 BOTH = "for broker in self.committed if self.proposed is None else {*self.committed, *self.proposed}:"
 
-#: By name: the object, its attribute, and the broken one in its place; or a bug of the cluster itself.
+#: By name: the object, its attribute, and the broken replacement; or the name of a bug of the modelled cluster.
 PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     "C1: an election without a new epoch": (reconcile, "_lead", same_epoch),
     "C2: a controller that was replaced writes": "versions are not compared",
@@ -217,7 +218,7 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
 }
 
 
-#: What a bug needs to show.
+#: Weights of the actions for bugs that the usual weights rarely show.
 WEIGHTS = {
     "C8: files are freed for a truncation that may fail": {"act_relocate": 30, "act_link": 8, "act_learn": 20},
     "C11: an unclean leader keeps what disagrees": {
@@ -234,7 +235,7 @@ WEIGHTS = {
 }
 
 
-#: The seed to begin with, for a bug that one schedule in a thousand notices.
+#: The first seed to try, for a bug that only one schedule in a thousand shows.
 FIRST_SEEDS = {
     "C3: only the former ISR counts": 48,
     "C10: the last roll of the leader before is not adopted": 116,
@@ -263,7 +264,7 @@ def seed_that_notices(
     return None
 
 
-#: These need many schedules.
+#: Bugs that take many schedules to show.
 RARE = (
     "C4: a replica joins below",
     "C7: stale answers",

@@ -44,13 +44,15 @@ PLAIN = (
     "tests/golden",
     "tests/install",
     "tests/kafka_clients",
+    "tests/simulation",
     "tests/spark",
+    "tests/stateful",
     "tests/support",
     "tests/unit",
 )
 
 #: Pages among these that are not rewritten yet.
-_LATER = frozenset({"docs/architecture.md", "docs/fault-tests.md", "docs/simulated-world.md"})
+_LATER = frozenset({"docs/architecture.md"})
 
 #: A function's docstring begins with a verb, so with none of these words.
 _NO_VERBS = frozenset(
