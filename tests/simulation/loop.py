@@ -142,6 +142,9 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
         where = "" if error is None else "".join(traceback.format_tb(error.__traceback__)[-3:])
         self.errors.append(f"{context['message']}: {error!r}\n{where}")
 
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """Let a generator that the garbage collector found end without its ``finally``: a dead process has left it."""
+
     # ---- sockets ----------------------------------------------------------------------------------------------------
 
     async def create_server(self, protocol_factory: Callable[[], asyncio.BaseProtocol], *, sock: Any, **_: Any) -> Any:  # type: ignore[override]
