@@ -498,6 +498,12 @@ class Topics:
             topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
             log.error("topic.quarantined", topic=topic.name, why=str(error))
             return
+        except StorageError:
+            if self.discovery is None or not await self.was_removed(topic):
+                raise
+            # Another broker has deleted it since this one began to start. Discovery drops it.
+            log.info("topic.deleted_meanwhile", topic=topic.name)
+            return
         for partition_log in topic.partitions:
             self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 

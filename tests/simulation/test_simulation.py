@@ -138,6 +138,13 @@ def test_a_world_in_which_something_was_wrong_is_well(seed: str) -> None:
     assert simulate(seed, brokers=3).anomalies == []
 
 
+def test_a_broker_starts_while_another_one_deletes_a_topic() -> None:
+    """Its start failed: it had read the topic's table before, and looked at it again when it was gone."""
+    outcome = simulate("2.0", brokers=3, kind="lose_disk")
+    assert outcome.anomalies == []
+    assert outcome.faults["disk_lost"] > 3
+
+
 @pytest.mark.system
 def test_the_command_tells_the_story_of_a_planted_bug() -> None:
     bug = BUGS["ack_before_fsync"]
