@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.group_listings import GroupListing, GroupListings
 from consumer_offsets.group_shards import GroupShards
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from logstore.broker.authorizer import Operation, ResourceType
@@ -29,6 +28,7 @@ from logstore.errors import (
     UnstableOffsetCommitError,
 )
 from logstore.limits import FETCH_BYTES_MAX, SHOWN_NAME_LENGTH_MAX
+from logstore.protocol.messages.groups import GroupListing, GroupListings, GroupOffset
 from logstore.records.log_batches import int64_values
 from logstore.records.offset_record import NO_GENERATION, OffsetCommit
 
@@ -40,20 +40,6 @@ _PAGE_PARTITIONS = 100_000
 _STEP = 2_000
 #: In a group, the oldest record behind is read for this many partitions at most.
 _TIMED_PARTITIONS_MAX = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
-    """``leader_epoch`` is that of the record before ``offset`` (-1: not known), ``timestamp`` that of the commit, in
-    ms.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str
-    leader_epoch: int
-    timestamp: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +108,7 @@ class GroupQueries:
         for name in self._names(after):
             # No page ends with the group whose name is empty: nothing could come after it in a query.
             if after and (len(found) >= limit or looked_at + rest > _PAGE_PARTITIONS):
-                return GroupListings(found, after)
+                return GroupListings(tuple(found), after)
             if rest > _STEP:
                 looked_at, rest = looked_at + rest, 0
                 await asyncio.sleep(0)
@@ -152,7 +138,7 @@ class GroupQueries:
                     max(lags, default=0),
                 )
             )
-        return GroupListings(found, None)
+        return GroupListings(tuple(found), None)
 
     async def overview(self, context: RequestContext) -> list[GroupDescription]:
         """Return the groups that ``groups`` names, without their members.
@@ -189,7 +175,7 @@ class GroupQueries:
 
     def committed(
         self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
-    ) -> list[CommittedOffset]:
+    ) -> list[GroupOffset]:
         """Return the committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may
         describe.
 
@@ -210,7 +196,7 @@ class GroupQueries:
         known = self._known(group)
         shown = self._authorizer.described(context, [key.topic for key, _ in known])
         return [
-            CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
+            GroupOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
             for key, commit in known
             if key.topic in shown and topic in (None, key.topic)
         ]
@@ -353,5 +339,5 @@ def _merged(pages: Sequence[GroupListings], limit: int) -> GroupListings:
     if reached and not reached[0].group:
         limit += 1  # A page of one broker also lets the empty name not count.
     if len(reached) <= limit:
-        return GroupListings(reached, end)
-    return GroupListings(reached[:limit], reached[limit - 1].group)
+        return GroupListings(tuple(reached), end)
+    return GroupListings(tuple(reached[:limit]), reached[limit - 1].group)

@@ -293,7 +293,7 @@ class GroupsMachine:
         one whose group would grow when all groups bring too much. Other requests are served.
         """
         match request:
-            case events.JoinGroup(member_id="", instance_id=None, requires_known_member_id=True) if (
+            case events.JoinGroup(member_id="", group_instance_id=None, requires_known_member_id=True) if (
                 self._pending_total >= GROUP_MEMBERS_PENDING_MAX
             ):
                 full = f"{GROUP_MEMBERS_PENDING_MAX} members have an id and have not joined"

@@ -14,11 +14,12 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from ingest_api.content_types import JSON
 from ingest_api.examples import add_examples
+from ingest_api.message_models import model_of
 from ingest_api.model_routes import ModelRoute
 from ingest_api.operations import (
     COMMON_HEADERS,
     CONTENT_ENCODING,
-    MODELS,
+    MESSAGES,
     REFERENCE,
     REQUEST_ID_HEADER,
     common_refusals,
@@ -34,7 +35,7 @@ def describe(app: FastAPI, routes: Iterable[DeclaredRoute]) -> dict[str, Any]:
         if isinstance(route, ModelRoute):
             for method in route.methods or ():
                 _complete(document["paths"][route.path][method.lower()], route)
-    models = [*_models(routes), *((model, "validation") for model in MODELS)]
+    models = [*_models(routes), *((model_of(message), "validation") for message in MESSAGES)]
     _, definitions = models_json_schema(models, ref_template=REFERENCE)
     # These replace FastAPI's schemas, which have 64-bit bounds as floating-point numbers.
     document["components"]["schemas"] = definitions["$defs"]

@@ -11,9 +11,9 @@ import msgspec
 from docs.demo.flights import Batch, DemoError
 from docs.demo.progress import Advance
 from logstore.client.admin import Admin
-from logstore.client.metadata import TopicDescription
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError, UnknownTopicError
+from logstore.protocol.messages.topics import Topic
 
 PARTITIONS = 4
 # Many segments per partition, so that there is something to skip when a range is read, and to remove from the log.
@@ -98,7 +98,7 @@ def _post_stream(url: str, topic: str, stream: Iterable[Batch], advance: Advance
     return acknowledged
 
 
-def _is_of_demo(url: str, topic: TopicDescription) -> bool:
+def _is_of_demo(url: str, topic: Topic) -> bool:
     """Whether the topic is empty or begins with a flight."""
     with Transport(url, client_id=CLIENT_ID) as transport:
         for partition in topic.partitions:

@@ -19,11 +19,11 @@ from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routers.status import topic_status
 from ingest_api.routes import declared_router, open_to_all
-from ingest_api.schemas.status import TopicStatus
 from ingest_api.state import ApiState, api_state
 from logstore import __version__
 from logstore.broker.context import RequestContext
 from logstore.errors import BrokerNotReadyError
+from logstore.protocol.messages.status import TopicStatus
 
 router = declared_router(include_in_schema=False)
 

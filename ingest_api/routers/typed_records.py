@@ -28,7 +28,6 @@ from ingest_api.errors import (
 from ingest_api.guard import context_of
 from ingest_api.parameters import parse_query, shown
 from ingest_api.routes import declared_router, requires
-from ingest_api.schemas.records import ENTRIES_MAX
 from ingest_api.state import ApiState, api_state
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Topic
@@ -43,6 +42,7 @@ from logstore.errors import (
     UnknownClusterError,
 )
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB
+from logstore.protocol.messages.records import ENTRIES_MAX
 from logstore.records.typed_json import (
     ObjectSplitter,
     TypedRecord,

@@ -40,7 +40,7 @@ from logstore.errors import (
 )
 from logstore.filesystem import Buffer, FileSystem
 from logstore.journal.journal import Journal
-from logstore.limits import MIB
+from logstore.limits import MIB, PRODUCER_EPOCH_MAX
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
@@ -52,7 +52,7 @@ from logstore.records.batch import (
     Records,
     check_record_sizes,
 )
-from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, BatchIdentity, IdempotencyKey, ProducerIdentity
+from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, ProducerIdentity
 from logstore.records.payload import decode_payload, encode_payload
 from logstore.threads import threads
 

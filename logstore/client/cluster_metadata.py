@@ -23,10 +23,11 @@ from itertools import zip_longest
 from typing import Final, TypeAlias, TypeVar
 
 from logstore import errors
-from logstore.client.metadata import TopicMetadata, TopicPartitions, decode
+from logstore.client.metadata import TopicPartitions, decode
 from logstore.client.transport import Transport, stores_nothing
 from logstore.errors import LogStoreError
 from logstore.protocol.error_codes import error_of
+from logstore.protocol.messages.metadata import Metadata, TopicMetadata
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +50,6 @@ _NAMES_LENGTH_MAX: Final = 16_000
 T = TypeVar("T")
 #: The leader of a partition (topic, number), or the coordinator of a group (its name).
 Role: TypeAlias = tuple[str, int] | str
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A broker and its address; ``url`` is None on one node."""
-
-    broker_id: int
-    url: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    cluster_id: str
-    controller_id: int
-    brokers: tuple[_Endpoint, ...]
-    topics: tuple[TopicMetadata, ...]
-    coordinator_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +361,7 @@ class ClusterMetadata:
         content = self._transport.ask_around(
             "/metadata", params=params, timeout_s=timeout_s, is_cancelled=lambda: self._closed
         ).content
-        answer = decode(content, _Answer)
+        answer = decode(content, Metadata)
         with self._lock:
             self._take(answer, names, group, began)
             transports, urls = list(self._transports), tuple(self._view.urls.values())
@@ -388,7 +372,7 @@ class ClusterMetadata:
             self._transport.prefer_another()
         return {topic.name: topic for topic in answer.topics}
 
-    def _take(self, answer: _Answer, names: Sequence[str], group: str | None, began: float) -> None:
+    def _take(self, answer: Metadata, names: Sequence[str], group: str | None, began: float) -> None:
         """Store a response in a new view. The caller holds the lock."""
         view = self._view
         topics, coordinators = dict(view.topics), dict(view.coordinators)

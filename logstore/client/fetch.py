@@ -1,36 +1,14 @@
-"""One fetch of many partitions: the client's request, and reading the response."""
+"""One fetch of many partitions: sends the request, and reads the response."""
 
 import http.client
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import pyarrow as pa
 
 from logstore.client.transport import Transport
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fetch_response
-
-
-class FetchPartition(msgspec.Struct, frozen=True, gc=False):
-    """A partition to read from ``offset`` on, only in the topic with ``topic_id``."""
-
-    topic: str
-    partition: int
-    offset: int
-    topic_id: str
-
-
-class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request for records of ``partitions`` in their order, up to ``max_bytes``, and ``max_partition_bytes`` of each.
-
-    The response waits for ``min_bytes`` in all, up to ``max_wait_ms``. ``where`` selects the records to return.
-    """
-
-    partitions: Sequence[FetchPartition]
-    max_bytes: int
-    max_partition_bytes: int
-    min_bytes: int
-    max_wait_ms: int
-    where: str | None = None
+from logstore.protocol.messages.records import FetchRequest
 
 
 def fetch(

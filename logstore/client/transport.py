@@ -33,16 +33,12 @@ from logstore.client.addresses import Bootstrap, parse_bootstrap
 from logstore.client.connections import Answer, Body, Connections, HostNotFoundError, NotConnectedError, Read
 from logstore.errors import LogStoreError
 from logstore.protocol import error_codes
+from logstore.protocol.messages.base import ErrorBody
 
 T = TypeVar("T")
 
 # Only the first words of a proxy's HTML page are of use.
 _MESSAGE_CHARS_MAX = 500
-
-
-class _ErrorBody(msgspec.Struct):
-    error_code: int
-    message: str
 
 
 # Kinds of error codes that mean that nothing was stored.
@@ -317,7 +313,7 @@ def quote_name(topic: str) -> str:
 def error_of(response: Answer, bad_request: type[LogStoreError] = errors.InvalidRequestError) -> LogStoreError:
     """Return the exception for a response other than 2xx."""
     try:
-        body = msgspec.json.decode(response.content, type=_ErrorBody)
+        body = msgspec.json.decode(response.content, type=ErrorBody)
         code, message = body.error_code, body.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         # The response is not the store's: it comes from a proxy, or from another program on that port.

@@ -35,7 +35,6 @@ from logstore.errors import (
 )
 from logstore.protocol.members.classic_member import ClassicMember
 from logstore.protocol.members.consumer_member import ConsumerMember
-from logstore.protocol.members.group_requests import GroupRequest
 from logstore.protocol.members.membership import (
     Assigned,
     Hold,
@@ -47,6 +46,7 @@ from logstore.protocol.members.membership import (
     Step,
     Todo,
 )
+from logstore.protocol.messages.members import GroupRequest
 
 _NO_MEMBER = (UnknownMemberIdError, FencedMemberEpochError)
 _OTHER_GENERATION = (IllegalGenerationError, StaleMemberEpochError, RebalanceInProgressError)
@@ -337,7 +337,7 @@ class GroupMember:
                 at=url,
             ),
         )
-        return None if request.answer is None else decode(answer.content, request.answer)
+        return None if request.response is None else decode(answer.content, request.response)
 
     def _new_membership(self, topics: frozenset[str] | None, regex: str | None) -> Membership:
         options = self._options

@@ -13,23 +13,17 @@ Invariants:
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from logstore.client.connections import Answer
 from logstore.client.metadata import TopicIdentity, decode
 from logstore.client.transport import Transport
 from logstore.errors import InvalidProducerEpochError, InvalidRequestError
+from logstore.protocol.messages.records import Producer as Identity
 
 _SEQUENCES = 2**31
 
 #: Sends a request, with retries.
 Ask = Callable[[Callable[[float], Answer]], Answer]
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    producer_id: int
-    producer_epoch: int
 
 
 class Identities:

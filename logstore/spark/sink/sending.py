@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from logstore import errors
 from logstore.client.producer.produce_request import ARROW_STREAM
-from logstore.client.producer.produce_response import read_ranges
+from logstore.client.producer.produce_response import failure_of, read_ranges
 from logstore.client.producer.retries import Retries
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
@@ -80,7 +80,7 @@ class _Sender:
                 timeout_s=timeout_s,
             )
             ranges = read_ranges(answer.content)
-            for failure in (found.failure for found in ranges):
+            for failure in map(failure_of, ranges):
                 if failure is not None:
                     # With a key, partitions that accepted their records respond as before.
                     raise failure

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from consumer_offsets.group_coordinator import GroupCoordinator
-from consumer_offsets.group_listings import GroupListing
 from consumer_offsets.groups.events import ConsumerGroupHeartbeat
-from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo
+from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
@@ -25,6 +24,7 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from logstore.protocol.messages.groups import GroupListing, OffsetReset
 from tests.support.running_broker import produce, running_broker
 from tests.support.virtual_time import clock_of_loop, run
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup, JoinProtocol
+from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import INTERNAL
@@ -24,6 +24,7 @@ from logstore.kafka_protocol.messages import (
     FindCoordinatorRequest,
     ListGroupsRequest,
 )
+from logstore.protocol.messages.members import Protocol
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
 from tests.support.virtual_time import run
@@ -40,7 +41,16 @@ async def make_groups(handlers: Handlers) -> None:
     await groups.members.join(
         INTERNAL,
         "classic",
-        JoinGroup(0, "m", "m", "consumer", (JoinProtocol("range", b"mine"),), 10_000, 10_000, client_id="c"),
+        JoinGroup(
+            request=0,
+            member_id="m",
+            new_member_id="m",
+            protocol_type="consumer",
+            protocols=(Protocol("range", b"mine"),),
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=10_000,
+            client_id="c",
+        ),
     )
     await groups.members.consumer_heartbeat(
         INTERNAL,
