@@ -222,7 +222,7 @@ class GroupCoordinator(GroupQueries):
             except LogStoreError as error:
                 outcomes[place] = error
                 del accepted[place]
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         # Check once more: a topic may have been deleted meanwhile. From here to the append nothing awaits.
         commits: dict[TopicPartition, OffsetCommit] = {}
         now = self._clock.now_ms()
@@ -264,7 +264,7 @@ class GroupCoordinator(GroupQueries):
         elsewhere: OffsetsElsewhere | None,
         timeout_ms: int,
     ) -> None:
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         await self._append(shard, group, offsets, by, instance, elsewhere, timeout_ms)
 
     async def reset(
@@ -297,7 +297,7 @@ class GroupCoordinator(GroupQueries):
             offsets = target
         elsewhere = await self._check_commit(context, offsets, NO_GENERATION)
         if not dry_run:
-            shard = await self._shards.of(group, timeout_ms)
+            shard = await self._shards.wait_for_shard(group, timeout_ms)
             # A member may have joined meanwhile.
             self._require_empty(group)
             await self._append(shard, group, offsets, MemberIdentity(), None, elsewhere, timeout_ms)
@@ -379,7 +379,7 @@ class GroupCoordinator(GroupQueries):
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         self._known(group)
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         await answered(group, shard.request(lambda request: DeleteGroup(request, group)), timeout_ms)
 
     async def delete_offsets(
@@ -405,7 +405,7 @@ class GroupCoordinator(GroupQueries):
                 self._broker.topic(INTERNAL, place.topic).partition(place.partition)
             except LogStoreError as error:
                 outcomes[place] = error
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         # From here to the append nothing awaits, so that nobody subscribes meanwhile.
         subscribed = shard.machine.subscribed_topics(group)
         is_subscribed = GroupSubscribedToTopicError(f"Members of group {group} are subscribed to the topic: stop them.")
@@ -437,7 +437,7 @@ class GroupCoordinator(GroupQueries):
         return {name: outcomes[name] for name in names}
 
     def _require_empty(self, group: str) -> None:
-        if not self._shards.machine(group).is_empty(group):
+        if not self._shards.get_machine(group).is_empty(group):
             found = self._described(group)
             members = "1 member" if len(found.members) == 1 else f"{len(found.members)} members"
             raise NonEmptyGroupError(

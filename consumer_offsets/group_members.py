@@ -114,13 +114,13 @@ class GroupMembers:
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         # A shard that loads again is not waited for: the machine that was read may be the one whose append failed.
-        shard = self._shards.active_of(group)
+        shard = self._shards.get_active_shard(group)
         if shard is not None:
             await answered(group, shard.request(Barrier), _TIMEOUT_MS)
 
     async def _shard(self, context: RequestContext, group: str, timeout_ms: int) -> GroupShard:
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
-        return await self._shards.of(group, timeout_ms)
+        return await self._shards.wait_for_shard(group, timeout_ms)
 
     async def _asked(self, shard: GroupShard, group: str, event: E, timeout_ms: int) -> Response:
         answer = shard.request(lambda token: MemberRequest(group, structs.replace(event, request=token)))

@@ -162,7 +162,7 @@ class GroupQueries:
         Raises GroupAuthorizationError, and what ``committed`` raises.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        return frozenset(self._shards.machine(group).offsets.pending(group))
+        return frozenset(self._shards.get_machine(group).offsets.pending(group))
 
     def check_fetch(self, context: RequestContext, group: str, member_id: str, member_epoch: int) -> None:
         """Check a member of a group of KIP-848 (OffsetFetch version 9).
@@ -171,7 +171,7 @@ class GroupQueries:
         ``committed`` raises.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        self._shards.machine(group).check_fetch(group, member_id, member_epoch)
+        self._shards.get_machine(group).check_fetch(group, member_id, member_epoch)
 
     def committed(
         self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
@@ -187,7 +187,7 @@ class GroupQueries:
         if topic is not None:
             self._broker.topic(context, topic)
         if require_stable:
-            for pending in self._shards.machine(group).offsets.pending(group):
+            for pending in self._shards.get_machine(group).offsets.pending(group):
                 if topic in (None, pending.topic):
                     raise UnstableOffsetCommitError(
                         f"The offset of group {group!r} for {pending.topic}-{pending.partition} is that of an open "
@@ -279,7 +279,7 @@ class GroupQueries:
 
     def _described(self, group: str, *, with_members: bool = True) -> GroupDescription:
         now_ms = self._broker.clock.now_ms()
-        found = self._shards.machine(group).describe(group, with_members=with_members, now_ms=now_ms)
+        found = self._shards.get_machine(group).describe(group, with_members=with_members, now_ms=now_ms)
         return found or GroupDescription(group, "", "Empty", NO_GENERATION)
 
     def _lags(
@@ -305,7 +305,7 @@ class GroupQueries:
 
     def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
         current = self._current(group)
-        if not current and not self._shards.machine(group).is_known(group):
+        if not current and not self._shards.get_machine(group).is_known(group):
             raise UnknownGroupError(
                 f"Group {group[:SHOWN_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
             )
@@ -313,7 +313,7 @@ class GroupQueries:
 
     def _current(self, group: str) -> dict[TopicPartition, OffsetCommit]:
         """Return the commits whose topics are still the ones that they were made to."""
-        commits = self._shards.machine(group).offsets.commits(group)
+        commits = self._shards.get_machine(group).offsets.commits(group)
         return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
 
     def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:

@@ -611,7 +611,7 @@ def test_a_reader_that_requires_stable_offsets_waits_for_the_end_of_a_transactio
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 1)])
-            shard = groups._shards._of("g")
+            shard = groups._shards.find_shard("g")
             assert shard is not None
             topic_id = str(broker.topic(INTERNAL, "t").topic_id)
             pending = OffsetCommit(4, 1, "", -1, topic_id, 5)

@@ -136,7 +136,7 @@ def test_a_list_that_is_not_whole_yet_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, **OPTIONS) as handlers:
             await make_groups(handlers)
-            shard = handlers.store.groups._shards.found("classic")
+            shard = handlers.store.groups._shards.find_shard("classic")
             assert shard is not None
             shard.unload()
             shard.load()

@@ -294,7 +294,7 @@ def test_an_offset_of_an_open_transaction_is_not_stable(tmp_path: Path) -> None:
             await new_topics(handlers, "t")
             await commit(handlers, {"t": [(0, 1, -1, ""), (1, 2, -1, "")]})
             topic = handlers.broker.topic(INTERNAL, "t")
-            machine = handlers.store.groups._shards.machine("g")
+            machine = handlers.store.groups._shards.get_machine("g")
             pending = OffsetCommit(9, -1, "", -1, str(topic.topic_id), 0)
             machine.offsets.replay(99, OffsetKey("g", "t", 1), pending, producer_id=5)
             unstable = UnstableOffsetCommitError.kafka_code
