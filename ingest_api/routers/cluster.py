@@ -17,7 +17,7 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionState, Topic
 from logstore.broker.cluster import PartitionCounts, is_under_min_isr
 from logstore.broker.forwarding import Target
-from logstore.cluster.coordinator import ElectionType
+from logstore.cluster.cluster_state import ElectionType
 from logstore.protocol.messages.cluster import (
     BrokerDescription,
     ClusterDescription,

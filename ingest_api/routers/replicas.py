@@ -17,7 +17,7 @@ from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.configs import setting_layers
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import Target
-from logstore.cluster.coordinator import BrokerEndpoint
+from logstore.cluster.cluster_state import BrokerEndpoint
 from logstore.protocol.messages import administration
 from logstore.protocol.messages.administration import (
     BrokerConfigEntry,

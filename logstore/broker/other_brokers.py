@@ -17,7 +17,7 @@ from logstore.broker.producing import Producing
 from logstore.broker.remote_appends import PeerRequests, RemoteAppends
 from logstore.broker.remote_fetches import RemoteFetches
 from logstore.broker.topics import Topics
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.cluster_state import ClusterState
 from logstore.errors import (
     InvalidConfigError,
     LeaderNotAvailableError,
@@ -45,7 +45,7 @@ class OtherBrokers:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         topics: Topics,
         peers: PeerRequests,
         http: PeerHttp,

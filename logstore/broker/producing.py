@@ -30,7 +30,7 @@ from logstore.broker.produce_result import ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.broker.remote_appends import RemoteAppends
 from logstore.broker.request_parts import batch_refusal, check_batch_keys, check_keys, split, sticky_partition
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.cluster_state import ClusterState
 from logstore.errors import (
     LogStoreError,
     NotLeaderOrFollowerError,
@@ -79,7 +79,7 @@ class Producing:
         journal: Journal,
         admission: Admission,
         authorizer: Authorizer,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         filesystem: FileSystem,
         appended: Callable[[Topic, Iterable[int]], None],
     ) -> None:

@@ -3,7 +3,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.delta.topic_table import TopicTable
 from logstore.protocol.messages.topics import Partition, Refreshed, Rolled, Topic
 from logstore.table_files import open_table

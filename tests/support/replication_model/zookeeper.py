@@ -12,13 +12,13 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster import znodes
-from logstore.cluster.coordinator import PartitionListener, PartitionState
+from logstore.cluster.cluster_state import PartitionListener, PartitionState
 from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.registration import Registration
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import Check, MultiRefusedError, Operation, VersionConflictError, Write
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.errors import ZooKeeperUnavailableError
 
 TOPIC = "t"
@@ -165,7 +165,7 @@ class Session:
 
 
 class Coordinator:
-    """As ``ZooKeeperCoordinator``, whose parts it takes."""
+    """As ``ZooKeeperClusterState``, whose parts it takes."""
 
     def __init__(self, broker_id: int, session: Session, topic_id: UUID, producer_ids_begin: int) -> None:
         self.broker_id = broker_id
@@ -187,13 +187,13 @@ class Coordinator:
     def view(self) -> ClusterView:
         return self._session.view
 
-    _view_changed: Any = ZooKeeperCoordinator._view_changed
-    _look_for_loss: Any = ZooKeeperCoordinator._look_for_loss
-    _tell_of_partitions: Any = ZooKeeperCoordinator._tell_of_partitions
-    _believed: Any = ZooKeeperCoordinator._believed
-    listen: Any = ZooKeeperCoordinator.listen
-    listen_to_brokers: Any = ZooKeeperCoordinator.listen_to_brokers
-    may_join: Any = ZooKeeperCoordinator.may_join
+    _view_changed: Any = ZooKeeperClusterState._view_changed
+    _look_for_loss: Any = ZooKeeperClusterState._look_for_loss
+    _tell_of_partitions: Any = ZooKeeperClusterState._tell_of_partitions
+    _believed: Any = ZooKeeperClusterState._believed
+    listen: Any = ZooKeeperClusterState.listen
+    listen_to_brokers: Any = ZooKeeperClusterState.listen_to_brokers
+    may_join: Any = ZooKeeperClusterState.may_join
 
     async def alter_partition(
         self,

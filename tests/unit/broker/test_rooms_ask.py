@@ -20,7 +20,7 @@ from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition, WantedPartition
 from logstore.broker.produce_appends import ProduceRequest
-from logstore.cluster.coordinator import ElectionType
+from logstore.cluster.cluster_state import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
 from logstore.protocol.messages.groups import GroupListings
 from logstore.records.offset_record import InstanceKey

@@ -23,7 +23,7 @@ from consumer_offsets.coordinator_shard import (
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,

@@ -24,7 +24,7 @@ from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse, Jo
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from logstore.cluster import partition_changes, znodes
-from logstore.cluster.coordinator import ElectionType, KnownTopic
+from logstore.cluster.cluster_state import ElectionType, KnownTopic
 from logstore.cluster.reconcile import Policy, Preferred, TopicWrite
 from logstore.cluster.znodes import NO_LEADER, ControllerEpoch
 from logstore.errors import (
