@@ -21,9 +21,9 @@ import structlog
 from msgspec.structs import replace
 
 from logstore.cluster import znodes
+from logstore.cluster.alter_partition_manager import write_topic
 from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
 from logstore.cluster.cluster_state import Elected, ElectionType, KnownTopic
-from logstore.cluster.partition_changes import write_topic
 from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, elect, reconcile
 from logstore.cluster.view import ClusterView, WatchedView
 from logstore.cluster.znodes import ControllerEpoch, ControllerRegistration, TopicRegistration

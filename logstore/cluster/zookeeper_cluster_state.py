@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from logstore.clock import Clock, SystemClock
 from logstore.cluster import znodes
+from logstore.cluster.alter_partition_manager import AlterPartitionManager
 from logstore.cluster.cluster_state import (
     NO_PARTITION,
     BrokerEndpoint,
@@ -35,7 +36,6 @@ from logstore.cluster.cluster_state import (
 from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
 from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.log_directory import REPLICAS_ARE_COPIED, DirectoryRecord
-from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.producer_ids import ProducerIdBlocks
 from logstore.cluster.reconcile import Policy, Preferred
 from logstore.cluster.registration import Registration
@@ -104,7 +104,7 @@ class ZooKeeperClusterState:
             is_registered=lambda: self._is_registered,
             imbalance_check_interval_s=imbalance_check_interval_s,
         )
-        self._changes = PartitionChanges(zookeeper, self._watched, broker_id)
+        self._changes = AlterPartitionManager(zookeeper, self._watched, broker_id)
         self._producer_ids = ProducerIdBlocks(zookeeper)
         self._producer_ids_begin = 0
         self._table_locks = TableLocks(zookeeper, broker_id)

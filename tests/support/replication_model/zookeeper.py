@@ -12,8 +12,8 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster import znodes
+from logstore.cluster.alter_partition_manager import AlterPartitionManager
 from logstore.cluster.cluster_state import PartitionListener, PartitionState
-from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.registration import Registration
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration
@@ -125,7 +125,7 @@ class Request:
 
 
 class Session:
-    """A process's session, with its watched view: ``ZooKeeper`` and ``WatchedView`` for ``PartitionChanges``."""
+    """A process's session, with its watched view: ``ZooKeeper`` and ``WatchedView`` for ``AlterPartitionManager``."""
 
     def __init__(self, zookeeper: ZooKeeper, requests: list[Request], run: Callable[..., Any]) -> None:
         self.zookeeper = zookeeper
@@ -174,7 +174,7 @@ class Coordinator:
         self._broker_id = broker_id
         self._is_registered = True
         self._session = session
-        self._changes = PartitionChanges(session, session, broker_id)  # type: ignore[arg-type]
+        self._changes = AlterPartitionManager(session, session, broker_id)  # type: ignore[arg-type]
         self._listeners: list[PartitionListener] = []
         self._topic_listeners: list[Any] = []
         self._broker_listeners: list[Any] = []

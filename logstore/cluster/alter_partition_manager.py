@@ -75,7 +75,7 @@ class _Change:
         return [broker_id for broker_id in self.isr if broker_id not in self.seen.in_sync_replicas]
 
 
-class PartitionChanges:
+class AlterPartitionManager:
     def __init__(self, zookeeper: ZooKeeper, watched: WatchedView, broker_id: int) -> None:
         self._zookeeper = zookeeper
         self._watched = watched
