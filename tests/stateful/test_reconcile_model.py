@@ -1,8 +1,8 @@
 """The controller's decisions and the leaders' writes against a small model of replicas, on random schedules.
 
-The decisions are those of ``reconcile``, the leaders' rules those of ``alter_partition_manager``; compare-and-set, sessions
-and logs are modelled. A log is how many records a replica has; what a leader has that others have not is cut off when
-another one leads. Broken on purpose, each rule makes a schedule fail.
+The decisions are those of ``reconcile``, the leaders' rules those of ``alter_partition_manager``; compare-and-set,
+sessions and logs are modelled. A log is how many records a replica has; what a leader has that others have not is cut
+off when another one leads. Broken on purpose, each rule makes a schedule fail.
 """
 
 import random
