@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeAlias
 from logstore.backoff import backoffs
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
-from logstore.client.connections import Answer
+from logstore.client.connections import Response
 from logstore.client.metadata import MemberIdentity, OffsetAndTimestamp, TopicPartition, TopicPartitions, decode
 from logstore.client.transport import Transport, group_path, quote_name, topic_path
 from logstore.errors import (
@@ -151,16 +151,16 @@ class Admin:
 
     def describe_cluster(self) -> ClusterDescription:
         """Return the live brokers, the controller, and how many partitions lack replicas or a leader."""
-        answer = self._transport.keep_trying(lambda: self._transport.ask_around("/cluster"))
-        return decode(answer.content, ClusterDescription)
+        response = self._transport.keep_trying(lambda: self._transport.ask_around("/cluster"))
+        return decode(response.content, ClusterDescription)
 
     def partition_replicas(self, *, state: ListedPartitions | None = None) -> tuple[PartitionReplicas, ...]:
         """Return the leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
         found: list[PartitionReplicas] = []
         params: dict[str, str | int] = {} if state is None else {"state": state}
         while True:
-            answer = self._transport.request("GET", "/cluster/partitions", params=params)
-            page = decode(answer.content, PartitionReplicasList)
+            response = self._transport.request("GET", "/cluster/partitions", params=params)
+            page = decode(response.content, PartitionReplicasList)
             found += page.partitions
             if page.next is None:
                 return tuple(found)
@@ -181,12 +181,12 @@ class Admin:
         entries = None if partitions is None else tuple(starmap(TopicPartitionEntry, partitions))
         body = ElectLeadersRequest(election_type, entries)
         # This is safe to send again, but an election that has been held then returns ElectionNotNeededError.
-        answer = self._transport.request("POST", "/cluster/elect-leaders", json=body)
+        response = self._transport.request("POST", "/cluster/elect-leaders", json=body)
         return {
             TopicPartition(one.topic, one.partition): error_of(one.error_code or 0, one.message or "")
             if one.leader is None
             else one.leader
-            for one in decode(answer.content, ElectedLeaders).partitions
+            for one in decode(response.content, ElectedLeaders).partitions
         }
 
     def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
@@ -345,23 +345,23 @@ class Admin:
 
     def roll(self, topic: str) -> Rolled:
         """Write all records so far to Parquet and Delta, and return when they are durable there."""
-        answer = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
-        return decode(answer.content, Rolled)
+        response = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
+        return decode(response.content, Rolled)
 
     def refresh(self, topic: str) -> int:
         """Let the store read other writers' commits to the topic's table; return the version that readers see now."""
-        answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
-        return decode(answer.content, Refreshed).version
+        response = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
+        return decode(response.content, Refreshed).version
 
     def keyless_records(self, topic: str) -> tuple[KeylessPartition, ...]:
         """Return the partitions whose part of the table has records without a key, which a compaction removes."""
-        answer = self._transport.request("GET", topic_path(topic, "/keyless-records"))
-        return decode(answer.content, KeylessRecords).partitions
+        response = self._transport.request("GET", topic_path(topic, "/keyless-records"))
+        return decode(response.content, KeylessRecords).partitions
 
     def drop_foreign_files(self, topic: str) -> tuple[str, ...]:
         """Remove files that other writers added from the topic's table; return their paths. They stay on disk."""
-        answer = self._transport.request("POST", topic_path(topic, "/drop-foreign-files"), json={}, idempotent=True)
-        return decode(answer.content, DroppedForeignFiles).files
+        response = self._transport.request("POST", topic_path(topic, "/drop-foreign-files"), json={}, idempotent=True)
+        return decode(response.content, DroppedForeignFiles).files
 
     def erase(
         self,
@@ -391,8 +391,8 @@ class Admin:
             body = ErasureRequest(tuple(texts), where, dry_run=dry_run)
         path = topic_path(topic, "/erasures")
         # A second one finds nothing to erase, so this is safe to send again.
-        answer = self._transport.request("POST", path, json=body, idempotent=True)
-        found = decode(answer.content, ErasureReport)
+        response = self._transport.request("POST", path, json=body, idempotent=True)
+        found = decode(response.content, ErasureReport)
         for wait_s in backoffs():
             if not wait or found.is_over or found.pending:
                 break
@@ -415,8 +415,8 @@ class Admin:
         Raises UnknownTopicError, UnknownPartitionError.
         """
         params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
-        answer = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
-        return decode(answer.content, PartitionOffsets)
+        response = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
+        return decode(response.content, PartitionOffsets)
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
@@ -435,8 +435,8 @@ class Admin:
             path = topic_path(topic, "/offsets-for-times")
             for first in range(0, len(asked), TIMES_PARTITIONS_MAX):
                 body = OffsetsForTimesRequest(tuple(asked[first : first + TIMES_PARTITIONS_MAX]))
-                answer = self._transport.request("POST", path, json=body, idempotent=True)
-                for at in decode(answer.content, OffsetsForTimes).offsets:
+                response = self._transport.request("POST", path, json=body, idempotent=True)
+                for at in decode(response.content, OffsetsForTimes).offsets:
                     found[TopicPartition(topic, at.partition)] = (
                         None
                         if at.offset is None or at.timestamp is None
@@ -450,8 +450,8 @@ class Admin:
         Raises OffsetOutOfRangeError, UnknownTopicError, UnknownPartitionError.
         """
         body = DeleteRecordsRequest(before_offset)
-        answer = self._ask_leader(topic, partition, "POST", "/delete-records", json=body, idempotent=True)
-        return decode(answer.content, DeletedRecords).log_start_offset
+        response = self._ask_leader(topic, partition, "POST", "/delete-records", json=body, idempotent=True)
+        return decode(response.content, DeletedRecords).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
         """Return the sorted names of the groups that have members or committed offsets."""
@@ -483,8 +483,8 @@ class Admin:
         Raises UnknownGroupError, UnknownTopicError.
         """
         params = None if topic is None else {"topic": topic}
-        answer = self._ask_coordinator(group, "GET", "/offsets", params=params)
-        return decode(answer.content, GroupOffsets).offsets
+        response = self._ask_coordinator(group, "GET", "/offsets", params=params)
+        return decode(response.content, GroupOffsets).offsets
 
     def group_lag(self, group: str) -> GroupLag:
         """Return the group's lag behind the high watermarks, by topic and partition. Raises UnknownGroupError."""
@@ -554,16 +554,16 @@ class Admin:
         )
         # A shift must not be repeated: it would move the offsets twice.
         idempotent = dry_run or shift_by is None
-        answer = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
-        return decode(answer.content, ResetOffsets).offsets
+        response = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
+        return decode(response.content, ResetOffsets).offsets
 
     def delete_groups(self, groups: Sequence[str]) -> dict[str, LogStoreError]:
         """Delete several groups, each by itself; return by name the ``delete_group`` errors of those that stay."""
         errors: dict[str, LogStoreError] = {}
         for begin in range(0, len(groups), DELETED_GROUPS_MAX):
             body = DeleteGroupsRequest(tuple(groups[begin : begin + DELETED_GROUPS_MAX]))
-            answer = self._transport.request("POST", "/delete-groups", json=body)
-            for each in decode(answer.content, DeletedGroups).groups:
+            response = self._transport.request("POST", "/delete-groups", json=body)
+            for each in decode(response.content, DeletedGroups).groups:
                 if each.error_code is not None:
                     errors[each.group] = error_of(each.error_code, each.message or "")
         return errors
@@ -573,7 +573,7 @@ class Admin:
         # It is sent once, because a second DELETE after a lost response would fail with UnknownGroupError.
         self._ask_coordinator(group, "DELETE", "", idempotent=False)
 
-    def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Answer:
+    def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Response:
         """Send a request about a partition to its leader. ``options`` are those of ``Transport.request``."""
         path = topic_path(topic, f"/partitions/{partition}{rest}")
         self._look_around()
@@ -581,7 +581,7 @@ class Admin:
             method, path, send=partial(self.metadata.ask_leader, topic, partition), **options
         )
 
-    def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Answer:
+    def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Response:
         """Send a request about a group to its coordinator. ``options`` are those of ``Transport.request``."""
         path = group_path(group, rest)
         self._look_around()

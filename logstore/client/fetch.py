@@ -23,7 +23,7 @@ def fetch(
     The store may respond ``request_timeout_s`` later than ``max_wait_ms``. ``at`` and the errors raised are those of
     ``Transport.request_once``.
     """
-    answer = transport.request_once(
+    response = transport.request_once(
         "POST",
         "/fetch",
         msgspec.json.encode(request),
@@ -33,7 +33,7 @@ def fetch(
         is_cancelled=is_cancelled,
         at=at,
     )
-    return list(read_fetch_response(answer.content))
+    return list(read_fetch_response(response.content))
 
 
 def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:

@@ -71,7 +71,7 @@ class _Sender:
             headers["Idempotency-Key"] = f"{self._key_prefix}-r{request.number}"
 
         def once(timeout_s: float) -> RecordsWritten:
-            answer = self._transport.request_once(
+            response = self._transport.request_once(
                 "POST",
                 topic_path(request.topic),
                 request.body,
@@ -79,7 +79,7 @@ class _Sender:
                 params=self._params,
                 timeout_s=timeout_s,
             )
-            ranges = read_ranges(answer.content)
+            ranges = read_ranges(response.content)
             for failure in map(failure_of, ranges):
                 if failure is not None:
                     # With a key, partitions that accepted their records respond as before.
@@ -91,7 +91,7 @@ class _Sender:
                     if (base := found.base_offset) is not None
                 ),
                 requests=1,
-                replayed=int("Idempotent-Replayed" in answer.headers),
+                replayed=int("Idempotent-Replayed" in response.headers),
             )
 
         try:
