@@ -1,6 +1,6 @@
 """The events of a group: requests of members, timers that fire, topics that change.
 
-``request`` is the token by which the Answer effect names a request. Ids of new members come with the event
+``request`` is the token by which the Respond effect names a request. Ids of new members come with the event
 (``new_member_id``), because the machine generates nothing. The requests of the classic protocol are the messages of
 HTTP, with what the coordinator knows of their sender.
 """

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import starmap
 from typing import Any
 
-from consumer_offsets.effects import Answer, AppendRecord, ArmTimer, CancelTimer, Effect, TimerFired
+from consumer_offsets.effects import AppendRecord, ArmTimer, CancelTimer, Effect, Respond, TimerFired
 from consumer_offsets.groups.events import (
     CommitOffsets,
     ConsumerGroupHeartbeat,
@@ -118,7 +118,7 @@ class GroupDriver:
             match effect:
                 case AppendRecord(record):
                     self.log.append(record.encoded())
-                case Answer(request, response):
+                case Respond(request, response):
                     assert request in self.parked, f"{request} is answered twice, or was never asked"
                     self.parked.remove(request)
                     self.answers[request] = response

@@ -2,7 +2,7 @@
 
 import pytest
 
-from consumer_offsets.effects import Answer, AppendRecord, TimerFired
+from consumer_offsets.effects import AppendRecord, Respond, TimerFired
 from consumer_offsets.groups import classic_joins
 from consumer_offsets.groups.events import LeaveGroup, Unload
 from consumer_offsets.groups.group_config import GroupConfig
@@ -636,7 +636,7 @@ def test_a_generation_is_recorded_before_it_is_told():
     request = group.park_join()
     group.settle()
     assert isinstance(group.effects[0], AppendRecord)
-    assert any(isinstance(effect, Answer) and effect.request == request for effect in group.effects[1:])
+    assert any(isinstance(effect, Respond) and effect.request == request for effect in group.effects[1:])
     member = group.answer(request).member_id
     group.sync(member, 1, assignments={member: b"a"})
     record = decode_group_record(*group.log[-1])
