@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api.bodies import problems_in, receive_model, receive_model_or_none
-from ingest_api.content_types import JSON, JSON_REQUEST_TYPES, METADATA_TYPES, answer_media_type
+from ingest_api.content_types import JSON, JSON_REQUEST_TYPES, METADATA_TYPES, response_media_type
 from ingest_api.dependencies import Context, GroupName, State
 from ingest_api.errors import ParameterError
 from ingest_api.guard import context_of
@@ -46,11 +46,11 @@ _GIVEN: Final[Mapping[Any, Callable[[Request], Any]]] = {
 
 
 class ModelRoute(DeclaredRoute):
-    """``answer_types`` are the media types that Accept chooses from; without any the response is always JSON.
+    """``response_types`` are the media types that Accept chooses from; without any the response is always JSON.
     ``request_types`` are those of bodies.
     """
 
-    answer_types: ClassVar[Sequence[str]] = ()
+    response_types: ClassVar[Sequence[str]] = ()
     request_types: ClassVar[Sequence[str]] = JSON_REQUEST_TYPES
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -94,7 +94,7 @@ class ModelRoute(DeclaredRoute):
 
     async def respond(self, request: Request) -> Response:
         query_texts(request.scope["query_string"], ())
-        media_type = self._answer_type(request)
+        media_type = self._response_type(request)
         arguments = {name: given(request) for name, given in self._given.items()}
         if self._body_name:
             arguments[self._body_name] = await self._receive_model(request)
@@ -106,7 +106,7 @@ class ModelRoute(DeclaredRoute):
 
         async def answer(request: Request) -> Response:
             query_texts(request.scope["query_string"], self._query_names())
-            media_type = self._answer_type(request)
+            media_type = self._response_type(request)
             received = await self._receive(request)
             try:
                 response = await handle(received)
@@ -128,12 +128,12 @@ class ModelRoute(DeclaredRoute):
         return [name for model in models for name in model.model_fields]
 
     @property
-    def chooses_answer_type(self) -> bool:
+    def chooses_response_type(self) -> bool:
         """True if Accept is read, which it is not if no response has a body."""
-        return bool(self.answer_types) and self.status_code != 204
+        return bool(self.response_types) and self.status_code != 204
 
-    def _answer_type(self, request: Request) -> str:
-        return answer_media_type(request.headers, self.answer_types) if self.chooses_answer_type else JSON
+    def _response_type(self, request: Request) -> str:
+        return response_media_type(request.headers, self.response_types) if self.chooses_response_type else JSON
 
     async def _receive_model(self, request: Request) -> BaseModel | None:
         assert self.body_field is not None
@@ -155,13 +155,13 @@ class ModelRoute(DeclaredRoute):
 class MetadataRoute(ModelRoute):
     """A route of REST Proxy v2: JSON, with the media type that the client asks for."""
 
-    answer_types: ClassVar[Sequence[str]] = METADATA_TYPES
+    response_types: ClassVar[Sequence[str]] = METADATA_TYPES
 
 
 class AdministrationRoute(ModelRoute):
     """A route of REST Proxy v3: JSON."""
 
-    answer_types = (JSON,)
+    response_types = (JSON,)
 
 
 class _Received(Request):

@@ -61,8 +61,8 @@ def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
     answers: dict[str, Any] = operation["responses"]
     for status, answer in answers.items():
         answer["headers"] = {**REQUEST_ID_HEADER, **answer.get("headers", {})}
-        if status.startswith("2") and "content" in answer and route.answer_types:
-            answer["content"] = dict.fromkeys(route.answer_types, answer["content"][JSON])
+        if status.startswith("2") and "content" in answer and route.response_types:
+            answer["content"] = dict.fromkeys(route.response_types, answer["content"][JSON])
     body = operation.get("requestBody")
     if body is not None and route.body_field is not None:
         operation["parameters"].append(CONTENT_ENCODING)
@@ -71,7 +71,7 @@ def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
         schema = {"$ref": REFERENCE.format(model=route.body_model.__name__)}
         body["content"] = {media_type: {"schema": schema} for media_type in route.request_types}
     failures = common_refusals(has_path="{" in route.path, has_body=body is not None)
-    if route.chooses_answer_type:
+    if route.chooses_response_type:
         failures |= refusals(406)
     for code, failure in failures.items():
         answers.setdefault(str(code), failure)

@@ -41,8 +41,8 @@ from ingest_api.parameters import (
     Parameter,
     TextParameter,
 )
-from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
+from ingest_api.topic_ids import RESPONSE_HEADERS as TOPIC_ID_HEADERS
 from logstore.limits import INSTANCE_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
 from logstore.protocol.messages import records

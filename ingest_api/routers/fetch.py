@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
-from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import answer_wanted, receive_model
-from ingest_api.content_types import answer_media_type
+from ingest_api.content_types import response_media_type
 from ingest_api.guard import context_of
 from ingest_api.message_models import model_of
 from ingest_api.parameters import read_query, selection_of
+from ingest_api.record_responses import RecordsResponse
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from logstore.broker.authorizer import Operation, ResourceType
@@ -36,7 +36,7 @@ async def fetch_many(request: Request) -> Response:
     """Read records of many partitions, each from its offset on; wait for records when all are at their ends."""
     read_query(request)
     state = api_state(request)
-    media_type = answer_media_type(request.headers, (MEDIA_TYPE,))
+    media_type = response_media_type(request.headers, (MEDIA_TYPE,))
     asked = FetchRequest.of(await receive_model(request, model_of(FetchRequest)))
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
     where = selection_of(None, asked.where)

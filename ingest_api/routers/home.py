@@ -13,7 +13,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.content_types import JSON, METADATA_TYPES, answer_media_type, asks_for
+from ingest_api.content_types import JSON, METADATA_TYPES, asks_for, response_media_type
 from ingest_api.errors import NoSuchResourceError, NotAcceptableError
 from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
@@ -80,7 +80,7 @@ async def home(request: Request) -> Response:
 
 def _is_for_people(request: Request) -> bool:
     try:
-        chosen = answer_media_type(request.headers, (_HTML, *METADATA_TYPES))
+        chosen = response_media_type(request.headers, (_HTML, *METADATA_TYPES))
     except NotAcceptableError:
         return False
     # Many client libraries send "application/json, */*".

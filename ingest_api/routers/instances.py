@@ -49,7 +49,7 @@ _INT32_MAX: Final = 2**31 - 1
 class InstanceRoute(MetadataRoute):
     """A route where clients may send and accept the media type of their embedded format."""
 
-    answer_types = (*METADATA_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
+    response_types = (*METADATA_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
     request_types = (*JSON_REQUEST_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
 
 

@@ -11,7 +11,7 @@ from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import TOPIC_ID_PARAMETER, refusals
 from ingest_api.parameters import read_timestamp
 from ingest_api.routes import requires
-from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
+from ingest_api.topic_ids import RESPONSE_HEADERS, topic_id_headers
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.forwarding import Target
 from logstore.protocol.messages.records import (
@@ -31,7 +31,7 @@ router = model_router(MetadataRoute, tags=["records"])
     "/topics/{topic}/partitions/{partition}/offsets",
     operation_id="getOffsets",
     response_description="The offsets.",
-    responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
+    responses={200: {"headers": RESPONSE_HEADERS}, **refusals(503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)
@@ -72,7 +72,7 @@ async def offsets(
     "/topics/{topic}/offsets-for-times",
     operation_id="offsetsForTimes",
     response_description="The offsets.",
-    responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
+    responses={200: {"headers": RESPONSE_HEADERS}, **refusals(503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
@@ -100,7 +100,7 @@ async def offsets_for_times(
     "/topics/{topic}/partitions/{partition}/delete-records",
     operation_id="deleteRecords",
     response_description="The new log start offset.",
-    responses={200: {"headers": ANSWER_HEADERS}, **refusals(416, 503)},
+    responses={200: {"headers": RESPONSE_HEADERS}, **refusals(416, 503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DELETE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)

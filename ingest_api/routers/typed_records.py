@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ingest_api import operations
 from ingest_api.bodies import inflate, receive_body
-from ingest_api.content_types import JSON, answer_media_type, request_coding, request_media_type
+from ingest_api.content_types import JSON, request_coding, request_media_type, response_media_type
 from ingest_api.errors import (
     ClientDisconnectedError,
     SlowRequestError,
@@ -194,7 +194,7 @@ async def produce_records(request: Request) -> Response:
     """
     parse_query(request.scope["query_string"], ())
     request_media_type(request.headers, (JSON,))
-    answer_media_type(request.headers, (JSON,))
+    response_media_type(request.headers, (JSON,))
     if request_coding(request.headers) is not None:
         raise UnsupportedMediaTypeError("A stream of records is not compressed: send it as it is, or a records:batch.")
     reports = _reports(request, _Appender.of(request))
@@ -321,7 +321,7 @@ async def produce_records_batch(request: Request) -> Response:
     """
     parse_query(request.scope["query_string"], ())
     request_media_type(request.headers, (JSON,))
-    answer_media_type(request.headers, (JSON,))
+    response_media_type(request.headers, (JSON,))
     coding = request_coding(request.headers)
     appender = _Appender.of(request)
     state = appender.state

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from ingest_api.answers import produced_offsets, produced_ranges
+from ingest_api.record_responses import produced_offsets, produced_ranges
 from logstore.broker.broker import PartitionResponse, ProduceResult
 from logstore.broker.context import INTERNAL
 from logstore.protocol.messages.records import ProducedOffsets, ProducedRanges
