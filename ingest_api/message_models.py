@@ -41,8 +41,9 @@ def model_of(message: type[Message]) -> type[BaseModel]:
         config = ConfigDict(json_schema_serialization_defaults_required=complete)
     if message.examples:
         config["json_schema_extra"] = {"examples": [dict(example) for example in message.examples]}
-    check: Any = getattr(message, "check", None)
-    validators: dict[str, Any] = {} if check is None else {"check": model_validator(mode="after")(check)}
+    validators: dict[str, Any] = {}
+    if issubclass(message, Request) and message.check is not Request.check:
+        validators["check"] = model_validator(mode="after")(message.check)
     annotated: dict[str, Any] = {f.name: (modelled(hints[f.name], message), _default(f)) for f in fields}
     return create_model(
         message.__name__,

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.bodies import problems_in, receive_model, receive_model_or_none
+from ingest_api.bodies import model_in, problems_in, receive_json_body, receive_message, required
 from ingest_api.content_types import JSON, JSON_REQUEST_TYPES, METADATA_TYPES, response_media_type
 from ingest_api.dependencies import Context, GroupName, State
 from ingest_api.errors import ParameterError
@@ -58,7 +58,8 @@ class ModelRoute(DeclaredRoute):
         hints = get_type_hints(endpoint, include_extras=True)
         del hints["return"]
         self._body_name = self.body_field.name if self.body_field is not None else ""
-        hints.pop(self._body_name, None)
+        self._requires_body = self.body_field is not None and self.body_field.field_info.is_required()
+        self._body_message: Any = _message_in(hints.pop(self._body_name, None))
         self._given = {name: _GIVEN[hint] for name, hint in hints.items() if hint in _GIVEN}
         self.by_hand = self._given.keys() == hints.keys()
 
@@ -72,7 +73,7 @@ class ModelRoute(DeclaredRoute):
         @functools.wraps(endpoint)
         async def respond(**arguments: Any) -> Response:
             for name, message in messages.items():
-                if arguments[name] is not None:
+                if isinstance(arguments[name], BaseModel):
                     arguments[name] = message.of(arguments[name])
             answer = await endpoint(**arguments)
             if isinstance(returns, type) and not isinstance(answer, returns):
@@ -97,7 +98,8 @@ class ModelRoute(DeclaredRoute):
         media_type = self._response_type(request)
         arguments = {name: given(request) for name, given in self._given.items()}
         if self._body_name:
-            arguments[self._body_name] = await self._receive_model(request)
+            body = await receive_message(request, self._body_message, self.request_types)
+            arguments[self._body_name] = required(body) if self._requires_body else body
         response: Response = await self.endpoint(**arguments)
         return _typed(response, media_type)
 
@@ -136,9 +138,9 @@ class ModelRoute(DeclaredRoute):
         return response_media_type(request.headers, self.response_types) if self.chooses_response_type else JSON
 
     async def _receive_model(self, request: Request) -> BaseModel | None:
-        assert self.body_field is not None
-        receive = receive_model if self.body_field.field_info.is_required() else receive_model_or_none
-        return await receive(request, self.body_model, self.request_types)
+        body = await receive_json_body(request, self.request_types)
+        found = model_in(body, self.body_model) if body else None
+        return required(found) if self._requires_body else found
 
     async def _receive(self, request: Request) -> "_Received":
         """Return the request with its body read. A missing resource in the path is reported before an error of the

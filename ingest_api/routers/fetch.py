@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
-from ingest_api.bodies import answer_wanted, receive_model
+from ingest_api.bodies import answer_wanted, receive_message, required
 from ingest_api.content_types import response_media_type
 from ingest_api.guard import context_of
-from ingest_api.message_models import model_of
 from ingest_api.parameters import read_query, selection_of
 from ingest_api.record_responses import RecordsResponse
 from ingest_api.routes import declared_router, requires
@@ -37,7 +36,7 @@ async def fetch_many(request: Request) -> Response:
     read_query(request)
     state = api_state(request)
     media_type = response_media_type(request.headers, (MEDIA_TYPE,))
-    asked = FetchRequest.of(await receive_model(request, model_of(FetchRequest)))
+    asked = required(await receive_message(request, FetchRequest))
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
     where = selection_of(None, asked.where)
     limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms, where=where)

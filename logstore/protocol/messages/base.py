@@ -39,11 +39,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Request(Message, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A body. A method ``check`` raises ValueError for fields that contradict each other.
+    """A body.
 
     There are no conversions (``"4"`` is not 4, ``true`` is not 1) and no unknown fields: a misspelt one must not be
     lost.
     """
+
+    def check(self) -> Self:
+        """Return the message. Raises ValueError for fields that contradict each other."""
+        return self
 
 
 class Query(Request, frozen=True):

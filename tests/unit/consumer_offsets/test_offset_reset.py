@@ -164,7 +164,7 @@ def test_pages_of_groups_have_every_group_once(tmp_path: Path, monkeypatch: pyte
                 assert [each.group for each in found] == ["g", *names]
             assert found[1] == GroupListing("g00", "", "Empty", None, None, -1, 0, 2, 14, 8)
             none = await groups.list_groups(INTERNAL, limit=100, states={"Stable"})
-            assert (none.groups, none.next) == ([], None)
+            assert (none.groups, none.next) == ((), None)
             # A page ends early when it has looked at many partitions, and goes on behind them.
             monkeypatch.setattr("consumer_offsets.group_queries._PAGE_PARTITIONS", 5)
             page = await groups.list_groups(INTERNAL, limit=100)

@@ -7,7 +7,7 @@ import pytest
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup
-from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import INTERNAL
 from logstore.errors import (
@@ -24,6 +24,7 @@ from logstore.kafka_protocol.messages import (
     FindCoordinatorRequest,
     ListGroupsRequest,
 )
+from logstore.protocol.members.identity import MemberIdentity
 from logstore.protocol.messages.members import Protocol
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
@@ -60,7 +61,7 @@ async def make_groups(handlers: Handlers) -> None:
         ),
     )
     for group in ("simple", ""):
-        assert await groups.commit_each(INTERNAL, group, [OffsetToCommit("t", 0, 9)], CommittingMember()) == {
+        assert await groups.commit_each(INTERNAL, group, [OffsetToCommit("t", 0, 9)], MemberIdentity()) == {
             TopicPartition("t", 0): None
         }
 
