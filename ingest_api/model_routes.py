@@ -81,7 +81,7 @@ class ModelRoute(DeclaredRoute):
             if answer is None:
                 return Response(status_code=204)
             response = Response(msgspec.json.encode(answer), self.status_code or 200, media_type=JSON)
-            # What the endpoint has set in the response that FastAPI gives it.
+            # The endpoint may have set the status and headers of the response that FastAPI gives it.
             if (given := arguments.get(self.dependant.response_param_name or "")) is not None:
                 response.status_code = given.status_code or response.status_code
                 response.headers.update(given.headers)

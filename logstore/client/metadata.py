@@ -1,4 +1,4 @@
-"""What a client knows of topics, and responses decoded to the messages of ``logstore.protocol.messages``."""
+"""Shapes of what a client knows of topics; decodes responses to the messages of ``logstore.protocol.messages``."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
