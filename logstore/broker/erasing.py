@@ -100,7 +100,7 @@ from logstore.records.erasure_record import (
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.records.where.evaluation import Where
 from logstore.records.where.expression import Node
-from logstore.segments.joining import Rows
+from logstore.segments.merge import Rows
 from logstore.settings import Settings
 from logstore.threads import threads
 
