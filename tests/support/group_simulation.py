@@ -639,7 +639,7 @@ class Simulation:
             assert self.leaders.setdefault(response.generation, leader) == leader, "a generation has two leaders"
         if response.leader == client.member_id:
             assert client.member_id in {each.member_id for each in response.members}
-        assert response.protocol in {name for name, _ in client.protocols}, "a protocol that not all support"
+        assert response.protocol in {each.name for each in client.protocols}, "a protocol that not all support"
 
     def note_plan(self, event: SyncGroup) -> None:
         response = self.driver.answers.get(event.request)
