@@ -1,4 +1,4 @@
-"""Every public method of the broker and of the groups asks who may do what, so that no listener can forget to."""
+"""Every public method of the broker and of the groups checks permissions, so that no listener can forget to."""
 
 import asyncio
 import inspect
@@ -29,16 +29,16 @@ from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, running_broker
 from tests.support.virtual_time import clock_of_loop, run
 
-#: Of a store's life; nobody outside calls them.
+#: Methods of a store's life, which no client calls.
 LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
-#: For other brokers, which have proved that they are, and of them, for topics that were asked for.
+#: Between brokers: the caller has proved that it is one, or asks others about topics that were checked before.
 BETWEEN_BROKERS = {"fetch_session", "offsets_elsewhere", "ends_in_doubt"}
-#: They wait for what other brokers have made, and tell nothing.
+#: Methods that wait for things that other brokers create, and return nothing.
 WAITS = {"until_known", "until_there"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
-#: How each method is called, and the pairs of operation and type that it asks for first.
+#: Each method's arguments, and the pairs of operation and type that it checks first.
 BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
@@ -123,7 +123,7 @@ CONFIG = InstanceConfig("json", "earliest", auto_commit=False, fetch_min_bytes=1
 
 
 class Watched(Nothing):
-    """Nothing is allowed; remembers what was asked for."""
+    """An authorizer that allows nothing and remembers what it was asked."""
 
     def allows(self, *asked: Any) -> bool:
         _, _, operation, resource_type, _ = asked
