@@ -25,11 +25,11 @@ from benchmarks.server import (
 )
 from benchmarks.workload import Workload
 from logstore.client.admin import Admin
-from logstore.client.metadata import PartitionReplicas
 from logstore.cluster.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServerError
 from logstore.cluster_processes.control import ask_to_start
 from logstore.cluster_processes.record import Directory
 from logstore.errors import LogStoreError
+from logstore.protocol.messages.cluster import PartitionReplicas
 
 REPLICAS = 3
 MIN_IN_SYNC = 2

@@ -19,7 +19,7 @@ from logstore.client.producer import Producer
 from logstore.delta.log_entries import LogReplay
 from logstore.delta.schema import timestamp_stat
 from logstore.delta.table_state import AddedFile
-from logstore.log.merging import NEWEST_KEPT
+from logstore.log.merge import NEWEST_KEPT
 from logstore.table_files import open_table
 from tests.support.deletion_vectors import commit, stored_vector
 from tests.support.table_features import turn_on

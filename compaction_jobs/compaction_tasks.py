@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from compaction_jobs.planning import CompactionPlan, rewrite_groups
 from compaction_jobs.topics import JobTopic
-from logstore.segments.joining import Source, WriteTask, expired_tombstones
+from logstore.segments.merge import Source, WriteTask, expired_tombstones
 from logstore.segments.null_counts import null_values
 from logstore.segments.reader import read_footer, read_row_group
 from logstore.table_files import TableFiles

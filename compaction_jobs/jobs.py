@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from compaction_jobs import key_compaction, retention, segment_merge, vacuum
+from compaction_jobs import key_compaction, merge, retention, vacuum
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import JobReport, TopicReport
 from compaction_jobs.topics import JobTopic, select_topics
@@ -20,7 +20,7 @@ from logstore.table_root import TableRoot
 JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "retention": retention.run,
     "compact": key_compaction.run,
-    "merge": segment_merge.run,
+    "merge": merge.run,
     "vacuum": vacuum.run,
 }
 

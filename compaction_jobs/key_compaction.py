@@ -22,7 +22,7 @@ from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError, StorageError
 from logstore.limits import MIB
-from logstore.segments.joining import WriteTask, Written
+from logstore.segments.merge import WriteTask, Written
 from logstore.topic_config import TopicConfig
 
 #: After this many planned bytes a commit secures the work.

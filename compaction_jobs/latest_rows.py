@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.limits import MIB
-from logstore.segments.joining import Rows, Source, other_count
+from logstore.segments.merge import Rows, Source, other_count
 from logstore.segments.reader import read_row_group, row_groups
 from logstore.table_files import TableFiles
 

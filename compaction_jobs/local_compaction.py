@@ -13,7 +13,7 @@ from compaction_jobs.latest_rows import KeysDoNotFitError, find_kept
 from compaction_jobs.planning import CompactionPlan
 from compaction_jobs.space import replaced, require_space
 from compaction_jobs.topics import JobTopic
-from logstore.segments.joining import Rows, WriteTask, Written, has_unmet_tombstone, write_segment
+from logstore.segments.merge import Rows, WriteTask, Written, has_unmet_tombstone, write_segment
 from logstore.table_files import TableFiles
 from logstore.threads import threads
 from logstore.topic_config import TopicConfig
@@ -113,7 +113,7 @@ def write_all(
 
 
 class _InOrder:
-    """Rows of adjacent sources, as ``logstore.segments.joining`` takes them."""
+    """Rows of adjacent sources, as ``logstore.segments.merge`` takes them."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from logstore.delta.clean_files import clean_digest
 from logstore.delta.snapshot import PartitionState, SegmentFile
-from logstore.log.merging import base_offset
+from logstore.log.merge import base_offset
 from logstore.segments.names import known_segment_name
 from logstore.topic_config import TopicConfig
 

@@ -22,8 +22,8 @@ from compaction_jobs.waiting import retention_waits
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError, StorageError
-from logstore.log.merging import base_offset
-from logstore.segments.joining import Rows, Source, WriteTask
+from logstore.log.merge import base_offset
+from logstore.segments.merge import Rows, Source, WriteTask
 from logstore.threads import threads
 
 OPERATION = "retention"

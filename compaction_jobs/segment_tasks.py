@@ -1,4 +1,4 @@
-"""The work of the executors: read the keys of segments, and write segments by ``logstore.segments.joining``.
+"""The work of the executors: read the keys of segments, and write segments by ``logstore.segments.merge``.
 
 This module is sent to the executors by value; besides, they need only ``logstore``. Invariants: a task reads the whole
 files that the driver planned, or fails; an attempt that fails or is abandoned leaves at worst a file that no commit
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from compaction_jobs.throttle import Throttle
-from logstore.segments.joining import Batches, Rows, Source, WriteTask, Written, other_count, write_segment
+from logstore.segments.merge import Batches, Rows, Source, WriteTask, Written, other_count, write_segment
 from logstore.segments.reader import read_row_group, row_groups
 from logstore.segments.writer import Segment
 from logstore.table_files import TableFiles, open_table

@@ -11,7 +11,7 @@ from compaction_jobs.topics import JobTopic
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import StorageFullError
 from logstore.limits import MIB
-from logstore.segments.joining import WriteTask
+from logstore.segments.merge import WriteTask
 
 #: Reserved for rolls and commits that come meanwhile.
 _RESERVE_BYTES = 16 * MIB

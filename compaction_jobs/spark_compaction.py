@@ -28,7 +28,7 @@ from compaction_jobs.segment_tasks import (
 )
 from compaction_jobs.space import replaced, require_space
 from compaction_jobs.topics import JobTopic
-from logstore.segments.joining import Rows, Source, WriteTask, Written, write_empty
+from logstore.segments.merge import Rows, Source, WriteTask, Written, write_empty
 from logstore.topic_config import TopicConfig
 
 if TYPE_CHECKING:

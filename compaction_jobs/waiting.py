@@ -14,7 +14,7 @@ from compaction_jobs.planning import dirty_files, is_changed, is_young, plan_com
 from logstore.delta.removed_files import UnnamedFiles
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.delta.table_features import APPEND_ONLY_PROPERTY
-from logstore.log.merging import target_bytes
+from logstore.log.merge import target_bytes
 from logstore.topic_config import LONG_MAX, TopicConfig
 
 #: ``policy`` and ``unlimited``: the configuration keeps everything. ``empty``: there is nothing to work on. ``clean``:

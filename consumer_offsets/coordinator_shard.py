@@ -23,7 +23,7 @@ import pyarrow as pa
 import structlog
 
 from consumer_offsets.committed_offsets import NO_PRODUCER_ID
-from consumer_offsets.effects import Answer, AppendRecord, ArmTimer, CancelTimer, Effect, Record, TimerFired
+from consumer_offsets.effects import AppendRecord, ArmTimer, CancelTimer, Effect, Record, Respond, TimerFired
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
@@ -96,7 +96,7 @@ class _Append:
 
     records: list[Record]
     encoded: list[tuple[bytes, bytes | None]]
-    answers: list[Answer]
+    answers: list[Respond]
 
 
 class CoordinatorShard(Generic[M]):
@@ -353,12 +353,12 @@ class CoordinatorShard(Generic[M]):
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         records: list[Record] = []
-        answers: list[Answer] = []
+        answers: list[Respond] = []
         for effect in effects:
             match effect:
                 case AppendRecord(record):
                     records.append(record)
-                case Answer():
+                case Respond():
                     answers.append(effect)
                 case ArmTimer(key, at_ms):
                     self.arm(key, at_ms, TimerFired(key))
@@ -376,7 +376,7 @@ class CoordinatorShard(Generic[M]):
             else:
                 self._deliver(answers)
 
-    def _deliver(self, answers: Iterable[Answer]) -> None:
+    def _deliver(self, answers: Iterable[Respond]) -> None:
         for answer in answers:
             future = self._parked.pop(answer.request, None)
             if future is None or future.done():

@@ -14,7 +14,7 @@ class Record(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Respond:
     """``response`` for the request with that token; a LogStoreError is raised to the caller. It is sent once the
     records beside it, and all earlier ones of the machine, are durable.
     """
@@ -43,7 +43,7 @@ class CancelTimer:
     key: Hashable
 
 
-Effect = Answer | AppendRecord | ArmTimer | CancelTimer
+Effect = Respond | AppendRecord | ArmTimer | CancelTimer
 
 
 @dataclass(frozen=True, slots=True)

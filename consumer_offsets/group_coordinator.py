@@ -32,8 +32,8 @@ from consumer_offsets.groups_machine import (
 from consumer_offsets.instances.consumer_instances import ConsumerInstances
 from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.offset_cleanup import OffsetCleanup
-from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo, reset_offset
-from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.offset_reset import ResetTarget, ResetTo, reset_offset
+from consumer_offsets.offsets import OffsetToCommit
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType, refusal
 from logstore.broker.broker import Broker, PartitionLog
@@ -51,6 +51,8 @@ from logstore.errors import (
 )
 from logstore.limits import OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
+from logstore.protocol.members.identity import MemberIdentity
+from logstore.protocol.messages.groups import OffsetReset
 from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OFFSETS_TOPIC, InstanceKey, OffsetCommit
 
 _TIMEOUT_MS = 30_000
@@ -179,7 +181,7 @@ class GroupCoordinator(GroupQueries):
         check_group_name(group, may_be_empty=True)
         _check_transaction(producer_id, producer_epoch, transactional_id)
         elsewhere = await self._check_commit(context, offsets, generation)
-        by = CommittingMember(member_id, generation, group_instance_id)
+        by = MemberIdentity(member_id, generation, group_instance_id)
         await self._commit(group, offsets, by, None, elsewhere, timeout_ms)
 
     async def commit_each(
@@ -187,7 +189,7 @@ class GroupCoordinator(GroupQueries):
         context: RequestContext,
         group: str,
         offsets: Sequence[OffsetToCommit],
-        by: CommittingMember,
+        by: MemberIdentity,
         *,
         timeout_ms: int = _TIMEOUT_MS,
     ) -> dict[TopicPartition, LogStoreError | None]:
@@ -220,7 +222,7 @@ class GroupCoordinator(GroupQueries):
             except LogStoreError as error:
                 outcomes[place] = error
                 del accepted[place]
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         # Check once more: a topic may have been deleted meanwhile. From here to the append nothing awaits.
         commits: dict[TopicPartition, OffsetCommit] = {}
         now = self._clock.now_ms()
@@ -230,7 +232,7 @@ class GroupCoordinator(GroupQueries):
             except LogStoreError as error:
                 outcomes[place] = error
         if commits:
-            member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.instance_id)
+            member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.group_instance_id)
             await answered(
                 group, shard.request(lambda request: CommitOffsets(request, group, commits, member)), timeout_ms
             )
@@ -242,7 +244,7 @@ class GroupCoordinator(GroupQueries):
         key: InstanceKey,
         id: str,
         offsets: Sequence[OffsetToCommit],
-        member: CommittingMember,
+        member: MemberIdentity,
     ) -> None:
         """Commit offsets of the consumer instance with that id, as ``commit`` does.
 
@@ -257,12 +259,12 @@ class GroupCoordinator(GroupQueries):
         self,
         group: str,
         offsets: Sequence[OffsetToCommit],
-        by: CommittingMember,
+        by: MemberIdentity,
         instance: tuple[InstanceKey, str] | None,
         elsewhere: OffsetsElsewhere | None,
         timeout_ms: int,
     ) -> None:
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         await self._append(shard, group, offsets, by, instance, elsewhere, timeout_ms)
 
     async def reset(
@@ -295,10 +297,10 @@ class GroupCoordinator(GroupQueries):
             offsets = target
         elsewhere = await self._check_commit(context, offsets, NO_GENERATION)
         if not dry_run:
-            shard = await self._shards.of(group, timeout_ms)
+            shard = await self._shards.wait_for_shard(group, timeout_ms)
             # A member may have joined meanwhile.
             self._require_empty(group)
-            await self._append(shard, group, offsets, CommittingMember(), None, elsewhere, timeout_ms)
+            await self._append(shard, group, offsets, MemberIdentity(), None, elsewhere, timeout_ms)
         return [
             OffsetReset(
                 each.topic, each.partition, each.offset, committed.get(TopicPartition(each.topic, each.partition))
@@ -359,14 +361,14 @@ class GroupCoordinator(GroupQueries):
         shard: GroupShard,
         group: str,
         offsets: Sequence[OffsetToCommit],
-        by: CommittingMember,
+        by: MemberIdentity,
         instance: tuple[InstanceKey, str] | None,
         elsewhere: OffsetsElsewhere | None,
         timeout_ms: int,
     ) -> None:
         # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
         commits = self._check_offsets(offsets, by.generation, elsewhere)
-        member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.instance_id)
+        member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.group_instance_id)
         answer = shard.request(lambda request: CommitOffsets(request, group, commits, member, instance))
         await answered(group, answer, timeout_ms)
 
@@ -377,7 +379,7 @@ class GroupCoordinator(GroupQueries):
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         self._known(group)
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         await answered(group, shard.request(lambda request: DeleteGroup(request, group)), timeout_ms)
 
     async def delete_offsets(
@@ -403,7 +405,7 @@ class GroupCoordinator(GroupQueries):
                 self._broker.topic(INTERNAL, place.topic).partition(place.partition)
             except LogStoreError as error:
                 outcomes[place] = error
-        shard = await self._shards.of(group, timeout_ms)
+        shard = await self._shards.wait_for_shard(group, timeout_ms)
         # From here to the append nothing awaits, so that nobody subscribes meanwhile.
         subscribed = shard.machine.subscribed_topics(group)
         is_subscribed = GroupSubscribedToTopicError(f"Members of group {group} are subscribed to the topic: stop them.")
@@ -435,7 +437,7 @@ class GroupCoordinator(GroupQueries):
         return {name: outcomes[name] for name in names}
 
     def _require_empty(self, group: str) -> None:
-        if not self._shards.machine(group).is_empty(group):
+        if not self._shards.get_machine(group).is_empty(group):
             found = self._described(group)
             members = "1 member" if len(found.members) == 1 else f"{len(found.members)} members"
             raise NonEmptyGroupError(

@@ -3,8 +3,9 @@
 Invariant: a response with a new epoch or generation is given once the record of it is durable.
 """
 
-import dataclasses
 from typing import TypeVar
+
+from msgspec import structs
 
 from consumer_offsets.followed_topics import FollowedTopics
 from consumer_offsets.group_shards import GroupShard, GroupShards, answered
@@ -58,7 +59,7 @@ class GroupMembers:
             raise InvalidRequestError("member_id is empty: send an id of the client's own, a UUID for example.")
         shard = await self._shard(context, group, timeout_ms)
         if event.member_id == event.new_member_id and not shard.machine.knows(group, event.member_id):
-            event = dataclasses.replace(event, member_id="", requires_known_member_id=False)
+            event = structs.replace(event, member_id="", requires_known_member_id=False)
         response = await self._asked(shard, group, event, _REBALANCE_TIMEOUT_MAX_MS)
         assert isinstance(response, JoinGroupResponse)
         return response
@@ -102,7 +103,7 @@ class GroupMembers:
         if event.subscribed_regex:
             names = sorted(self._topics.matching(event.subscribed_regex))
             permitted = self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names)
-            event = dataclasses.replace(event, regex_topics=frozenset(permitted))
+            event = structs.replace(event, regex_topics=frozenset(permitted))
         response = await self._asked(shard, group, event, timeout_ms)
         assert isinstance(response, ConsumerGroupHeartbeatResponse)
         return response
@@ -113,16 +114,16 @@ class GroupMembers:
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         # A shard that loads again is not waited for: the machine that was read may be the one whose append failed.
-        shard = self._shards.active_of(group)
+        shard = self._shards.get_active_shard(group)
         if shard is not None:
             await answered(group, shard.request(Barrier), _TIMEOUT_MS)
 
     async def _shard(self, context: RequestContext, group: str, timeout_ms: int) -> GroupShard:
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
-        return await self._shards.of(group, timeout_ms)
+        return await self._shards.wait_for_shard(group, timeout_ms)
 
     async def _asked(self, shard: GroupShard, group: str, event: E, timeout_ms: int) -> Response:
-        answer = shard.request(lambda token: MemberRequest(group, dataclasses.replace(event, request=token)))
+        answer = shard.request(lambda token: MemberRequest(group, structs.replace(event, request=token)))
         response: Response = await answered(group, answer, timeout_ms)
         if response.error is not None:
             raise response.error

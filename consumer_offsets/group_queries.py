@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.group_listings import GroupListing, GroupListings
 from consumer_offsets.group_shards import GroupShards
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from logstore.broker.authorizer import Operation, ResourceType
@@ -29,6 +28,7 @@ from logstore.errors import (
     UnstableOffsetCommitError,
 )
 from logstore.limits import FETCH_BYTES_MAX, SHOWN_NAME_LENGTH_MAX
+from logstore.protocol.messages.groups import GroupListing, GroupListings, GroupOffset
 from logstore.records.log_batches import int64_values
 from logstore.records.offset_record import NO_GENERATION, OffsetCommit
 
@@ -40,20 +40,6 @@ _PAGE_PARTITIONS = 100_000
 _STEP = 2_000
 #: In a group, the oldest record behind is read for this many partitions at most.
 _TIMED_PARTITIONS_MAX = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
-    """``leader_epoch`` is that of the record before ``offset`` (-1: not known), ``timestamp`` that of the commit, in
-    ms.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str
-    leader_epoch: int
-    timestamp: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +108,7 @@ class GroupQueries:
         for name in self._names(after):
             # No page ends with the group whose name is empty: nothing could come after it in a query.
             if after and (len(found) >= limit or looked_at + rest > _PAGE_PARTITIONS):
-                return GroupListings(found, after)
+                return GroupListings(tuple(found), after)
             if rest > _STEP:
                 looked_at, rest = looked_at + rest, 0
                 await asyncio.sleep(0)
@@ -152,7 +138,7 @@ class GroupQueries:
                     max(lags, default=0),
                 )
             )
-        return GroupListings(found, None)
+        return GroupListings(tuple(found), None)
 
     async def overview(self, context: RequestContext) -> list[GroupDescription]:
         """Return the groups that ``groups`` names, without their members.
@@ -176,7 +162,7 @@ class GroupQueries:
         Raises GroupAuthorizationError, and what ``committed`` raises.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        return frozenset(self._shards.machine(group).offsets.pending(group))
+        return frozenset(self._shards.get_machine(group).offsets.pending(group))
 
     def check_fetch(self, context: RequestContext, group: str, member_id: str, member_epoch: int) -> None:
         """Check a member of a group of KIP-848 (OffsetFetch version 9).
@@ -185,11 +171,11 @@ class GroupQueries:
         ``committed`` raises.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        self._shards.machine(group).check_fetch(group, member_id, member_epoch)
+        self._shards.get_machine(group).check_fetch(group, member_id, member_epoch)
 
     def committed(
         self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
-    ) -> list[CommittedOffset]:
+    ) -> list[GroupOffset]:
         """Return the committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may
         describe.
 
@@ -201,7 +187,7 @@ class GroupQueries:
         if topic is not None:
             self._broker.topic(context, topic)
         if require_stable:
-            for pending in self._shards.machine(group).offsets.pending(group):
+            for pending in self._shards.get_machine(group).offsets.pending(group):
                 if topic in (None, pending.topic):
                     raise UnstableOffsetCommitError(
                         f"The offset of group {group!r} for {pending.topic}-{pending.partition} is that of an open "
@@ -210,7 +196,7 @@ class GroupQueries:
         known = self._known(group)
         shown = self._authorizer.described(context, [key.topic for key, _ in known])
         return [
-            CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
+            GroupOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
             for key, commit in known
             if key.topic in shown and topic in (None, key.topic)
         ]
@@ -293,7 +279,7 @@ class GroupQueries:
 
     def _described(self, group: str, *, with_members: bool = True) -> GroupDescription:
         now_ms = self._broker.clock.now_ms()
-        found = self._shards.machine(group).describe(group, with_members=with_members, now_ms=now_ms)
+        found = self._shards.get_machine(group).describe(group, with_members=with_members, now_ms=now_ms)
         return found or GroupDescription(group, "", "Empty", NO_GENERATION)
 
     def _lags(
@@ -319,7 +305,7 @@ class GroupQueries:
 
     def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
         current = self._current(group)
-        if not current and not self._shards.machine(group).is_known(group):
+        if not current and not self._shards.get_machine(group).is_known(group):
             raise UnknownGroupError(
                 f"Group {group[:SHOWN_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
             )
@@ -327,7 +313,7 @@ class GroupQueries:
 
     def _current(self, group: str) -> dict[TopicPartition, OffsetCommit]:
         """Return the commits whose topics are still the ones that they were made to."""
-        commits = self._shards.machine(group).offsets.commits(group)
+        commits = self._shards.get_machine(group).offsets.commits(group)
         return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
 
     def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
@@ -353,5 +339,5 @@ def _merged(pages: Sequence[GroupListings], limit: int) -> GroupListings:
     if reached and not reached[0].group:
         limit += 1  # A page of one broker also lets the empty name not count.
     if len(reached) <= limit:
-        return GroupListings(reached, end)
-    return GroupListings(reached[:limit], reached[limit - 1].group)
+        return GroupListings(tuple(reached), end)
+    return GroupListings(tuple(reached[:limit]), reached[limit - 1].group)

@@ -170,48 +170,45 @@ class GroupShards:
         """Return the machines of the shards that are loaded."""
         return [shard.machine for shard in self._shards.values() if shard.is_readable]
 
-    def machine(self, group: str) -> GroupsMachine:
+    def get_machine(self, group: str) -> GroupsMachine:
         """Return the machine of the group, for reading.
 
         Raises QuarantinedError, NotCoordinatorError, CoordinatorLoadInProgressError.
         """
-        shard = self._of(group)
+        shard = self.find_shard(group)
         return self._nothing if shard is None else shard.machine
 
-    def found(self, group: str) -> GroupShard | None:
-        """Return the shard of the group, loaded or not; None if nothing was written. Raises what ``machine`` raises."""
-        return self._of(group)
+    def get_active_shard(self, group: str) -> GroupShard | None:
+        """Return the shard of the group if it takes requests now; None if there are no groups.
 
-    def active_of(self, group: str) -> GroupShard | None:
-        """Return the shard of the group if it takes requests now; None if there are no groups. Raises what ``of``
-        raises.
+        Raises what ``wait_for_shard`` raises.
         """
-        shard = self._of(group)
+        shard = self.find_shard(group)
         if shard is not None:
             shard.require_active()
         return shard
 
-    async def of(self, group: str, timeout_ms: int) -> GroupShard:
+    async def wait_for_shard(self, group: str, timeout_ms: int) -> GroupShard:
         """Return the shard of the group, once it is loaded. Its topic is made when it is first needed.
 
-        Raises what ``machine`` raises, BrokerNotReadyError, CoordinatorNotAvailableError.
+        Raises what ``get_machine`` raises, BrokerNotReadyError, CoordinatorNotAvailableError.
         """
         if self._is_closed:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
-        self._of(group)
+        self.find_shard(group)
         await self.make_topic()
-        shard = self._of(group)
+        shard = self.find_shard(group)
         if shard is None:  # The topic was made, and this broker does not see it in ZooKeeper yet.
             raise CoordinatorNotAvailableError(
                 f"{OFFSETS_TOPIC} was made a moment ago, and nobody coordinates group {group!r} yet: try again."
             )
         await shard.until_settled(timeout_ms)
-        self._of(group)  # This raises an error if the log could not be read.
+        self.find_shard(group)  # This raises an error if the log could not be read.
         shard.require_active()
         return shard
 
-    def _of(self, group: str) -> GroupShard | None:
-        """Return the shard of the group; None if nothing was committed.
+    def find_shard(self, group: str) -> GroupShard | None:
+        """Return the shard of the group, loaded or not; None if nothing was committed.
 
         Raises QuarantinedError, and NotCoordinatorError, which it also raises while another broker may have taken
         commits.

@@ -7,30 +7,16 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from consumer_offsets.group_listings import GroupListings
 from logstore.broker.context import RequestContext
 from logstore.broker.other_brokers import OtherBrokers
 from logstore.errors import CoordinatorNotAvailableError, LogStoreError, PeerUnavailableError
 from logstore.protocol.error_codes import error_of
+from logstore.protocol.messages.base import ErrorBody
+from logstore.protocol.messages.groups import DeletedGroups, DeleteGroupsRequest, GroupListings
 
 T = TypeVar("T")
 
 _OK: Final = 200
-
-
-class _DeletedGroup(msgspec.Struct):
-    group: str
-    error_code: int | None
-    message: str | None
-
-
-class _DeletedGroups(msgspec.Struct):
-    groups: list[_DeletedGroup]
-
-
-class _Error(msgspec.Struct):
-    error_code: int
-    message: str
 
 
 class GroupsElsewhere:
@@ -65,9 +51,9 @@ class GroupsElsewhere:
                 by_broker.setdefault(coordinator, []).append(group)
 
         async def ask(broker_id: int, names: Sequence[str]) -> None:
-            body = msgspec.json.encode({"groups": names})
+            body = msgspec.json.encode(DeleteGroupsRequest(tuple(names)))
             try:
-                answer = await self._ask(context, broker_id, "POST", "/delete-groups", _DeletedGroups, body)
+                answer = await self._ask(context, broker_id, "POST", "/delete-groups", DeletedGroups, body)
             except LogStoreError as error:
                 outcomes.update(dict.fromkeys(names, error))
                 return
@@ -92,6 +78,6 @@ class GroupsElsewhere:
             ) from error
         whole = b"".join(answer.body)
         if answer.status != _OK:
-            refusal = msgspec.json.decode(whole, type=_Error)
+            refusal = msgspec.json.decode(whole, type=ErrorBody)
             raise error_of(refusal.error_code, refusal.message)
         return msgspec.json.decode(whole, type=kind)

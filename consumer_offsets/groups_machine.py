@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from consumer_offsets.committed_offsets import CommittedOffsets, TopicPartition
-from consumer_offsets.effects import Answer, AppendRecord, ArmTimer, CancelTimer, Effect, TimerFired
+from consumer_offsets.effects import AppendRecord, ArmTimer, CancelTimer, Effect, Respond, TimerFired
 from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.group import Group, refusal
@@ -228,7 +228,7 @@ class GroupsMachine:
                 yield from self.instances.put(event)
             case DeleteOffsets(request, group, places):
                 yield from self._append(group, dict.fromkeys(places))
-                yield Answer(request, None)
+                yield Respond(request, None)
             case DeleteGroup():
                 yield from self._delete(event, now_ms)
             case ExpireOffsets(request, group, before_ms):
@@ -236,9 +236,9 @@ class GroupsMachine:
                 yield from self._append(group, dict.fromkeys(expired))
                 if group in self._groups and len(expired) == len(self.keys(group)):
                     yield from self._asked(group, events.DeleteGroup(OWN_REQUEST), now_ms)
-                yield Answer(request, len(expired))
+                yield Respond(request, len(expired))
             case Barrier(request):
-                yield Answer(request, None)
+                yield Respond(request, None)
             case TopicsChanged(topics, matches):
                 for name, group in list(self._groups.items()):
                     changed = events.TopicsChanged(topics, matches(group.regexes))
@@ -293,7 +293,7 @@ class GroupsMachine:
         one whose group would grow when all groups bring too much. Other requests are served.
         """
         match request:
-            case events.JoinGroup(member_id="", instance_id=None, requires_known_member_id=True) if (
+            case events.JoinGroup(member_id="", group_instance_id=None, requires_known_member_id=True) if (
                 self._pending_total >= GROUP_MEMBERS_PENDING_MAX
             ):
                 full = f"{GROUP_MEMBERS_PENDING_MAX} members have an id and have not joined"
@@ -303,7 +303,7 @@ class GroupsMachine:
                 full = f"The members of all groups bring {ALL_GROUPS_BYTES_MAX} bytes, the most"
             case _:
                 return group.apply(request, now_ms)
-        return [Answer(request.request, refusal(request, ThrottledError(f"{full}: try again soon.")))]
+        return [Respond(request.request, refusal(request, ThrottledError(f"{full}: try again soon.")))]
 
     def _commit(self, event: CommitOffsets, now_ms: int) -> Iterator[Effect]:
         error: LogStoreError | None = None
@@ -318,20 +318,20 @@ class GroupsMachine:
             yield from self._append(event.group, event.commits)
             if event.instance is not None:
                 yield from self.instances.committed(event.instance[0], event.commits)
-        yield Answer(event.request, error)
+        yield Respond(event.request, error)
 
     def _delete(self, event: DeleteGroup, now_ms: int) -> Iterator[Effect]:
         error = yield from self._asked(event.group, events.DeleteGroup(OWN_REQUEST), now_ms)
         if error is None:
             yield from self._append(event.group, dict.fromkeys(self.keys(event.group)))
-        yield Answer(event.request, error)
+        yield Respond(event.request, error)
 
     def _asked(
         self, group: str, event: events.CommitOffsets | events.DeleteGroup, now_ms: int
     ) -> Generator[Effect, None, LogStoreError | None]:
         """Yield the effects of the machine's own request to a group, and return its refusal."""
         effects = self._group(group).apply(event, now_ms)
-        own = [effect for effect in effects if isinstance(effect, Answer) and effect.request == OWN_REQUEST]
+        own = [effect for effect in effects if isinstance(effect, Respond) and effect.request == OWN_REQUEST]
         yield from self._done(group, [effect for effect in effects if effect not in own])
         (answer,) = own
         error: LogStoreError | None = answer.response.error

@@ -30,16 +30,6 @@ class ResetTarget:
     value: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetReset:
-    """``previous_offset`` is None if the group had no offset in the partition."""
-
-    topic: str
-    partition: int
-    offset: int
-    previous_offset: int | None
-
-
 async def reset_offset(
     broker: Broker,
     topic: Topic,

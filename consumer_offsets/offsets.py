@@ -1,9 +1,6 @@
-"""Offsets to commit, and the members that commit them."""
+"""Offsets to commit."""
 
 from dataclasses import dataclass
-
-from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID
-from logstore.records.offset_record import NO_GENERATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +17,3 @@ class OffsetToCommit:
     metadata: str = ""
     topic_id: str | None = None
     leader_epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CommittingMember:
-    """``generation`` is the member epoch in a consumer group. The default is no member: the group has to be empty."""
-
-    member_id: str = UNKNOWN_MEMBER_ID
-    generation: int = NO_GENERATION
-    instance_id: str | None = None

@@ -11,15 +11,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from ingest_api.content_types import JSON_REQUEST_TYPES, request_coding, request_media_type
 from ingest_api.errors import ClientDisconnectedError, SlowRequestError
+from ingest_api.message_models import model_of
 from ingest_api.state import api_state
 from logstore.broker.admission import Reservation
 from logstore.errors import InvalidRequestError, RequestTooLargeError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, MIB
+from logstore.protocol.messages.base import Request as JsonRequest
 from logstore.records.byte_order_mark import without_byte_order_mark
 from logstore.records.inflate import Inflater
 
@@ -32,6 +35,8 @@ _PROBLEMS_SHOWN_MAX = 3
 CONNECTION = "logstore.connection"
 
 Model = TypeVar("Model", bound=BaseModel)
+Body = TypeVar("Body", bound=JsonRequest)
+T = TypeVar("T")
 
 
 async def receive_body(request: Request, reservation: Reservation, *, max_bytes: int) -> bytes:
@@ -107,30 +112,41 @@ async def receive_json_body(request: Request, taken: Sequence[str] = JSON_REQUES
         return without_byte_order_mark(inflate(body, coding, reservation, max_bytes=ADMIN_BODY_BYTES_MAX))
 
 
-async def receive_model(request: Request, model: type[Model], taken: Sequence[str] = JSON_REQUEST_TYPES) -> Model:
-    """Return the body as ``model``. Raises InvalidRequestError, which names each wrong field."""
-    found = await receive_model_or_none(request, model, taken)
+async def receive_message(
+    request: Request, message: type[Body], taken: Sequence[str] = JSON_REQUEST_TYPES
+) -> Body | None:
+    """Return the body as ``message``; None for an empty body. Raises what ``model_in`` raises.
+
+    msgspec decodes it in a third of the time that the model takes. It is nowhere more lenient, so the model is needed
+    only to say what is wrong.
+    """
+    body = await receive_json_body(request, taken)
+    if not body:
+        return None
+    try:
+        found = msgspec.json.decode(body, type=message).check()
+    except (msgspec.DecodeError, ValueError):
+        return message.of(model_in(body, model_of(message)))
+    _require_fields_once(body)
+    return found
+
+
+def required(found: T | None) -> T:
+    """Return what was received. Raises InvalidRequestError for an empty body."""
     if found is None:
         raise InvalidRequestError("The request body is empty: send a JSON object as application/json.")
     return found
 
 
-async def receive_model_or_none(
-    request: Request, model: type[Model], taken: Sequence[str] = JSON_REQUEST_TYPES
-) -> Model | None:
-    """Return what ``receive_model`` returns, but None for an empty body."""
-    body = await receive_json_body(request, taken)
-    if not body:
-        return None
+def model_in(body: bytes, model: type[Model]) -> Model:
+    """Return a body as ``model``. Raises InvalidRequestError, which names each wrong field."""
     try:
         found = model.model_validate_json(body)
     except ValidationError as error:
         names = [field.alias or name for name, field in model.model_fields.items()]
         problems = problems_in(error.errors(include_url=False, include_context=False, include_input=False), names)
         raise InvalidRequestError(f"The request body is not acceptable. {problems}.") from None
-    # pydantic keeps the last of two fields with one name; this finds them. Numbers stay text, because they are not
-    # used.
-    json.loads(body, object_pairs_hook=_require_each_field_once, parse_int=str)
+    _require_fields_once(body)
     return found
 
 
@@ -149,6 +165,12 @@ def _problem(found: Mapping[str, Any], names: Sequence[str]) -> str:
     given = found["loc"][0] if len(found["loc"]) == 1 else ""
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)
     return "there is no such field" + (f" (did you mean {near[0]}?)" if near else "")
+
+
+def _require_fields_once(body: bytes) -> None:
+    """Raise InvalidRequestError for an object with two fields of one name, of which decoders keep the last."""
+    # Numbers stay text, because they are not used.
+    json.loads(body, object_pairs_hook=_require_each_field_once, parse_int=str)
 
 
 def _require_each_field_once(fields: list[tuple[str, object]]) -> None:

@@ -137,7 +137,7 @@ def request_coding(headers: Headers) -> str | None:
     return coding
 
 
-def answer_media_type(headers: Headers, given: Sequence[str]) -> str:
+def response_media_type(headers: Headers, given: Sequence[str]) -> str:
     """Return the media type that the client prefers of ``given`` (the server's order decides among equals).
 
     Raises NotAcceptableError if Accept is malformed or excludes them all. For each type the most specific range counts,

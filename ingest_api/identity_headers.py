@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from ingest_api.parameters import shown
 from logstore.errors import InvalidProducerRequestError
-from logstore.limits import IDEMPOTENCY_KEY_LENGTH_MAX, PARTITIONS_PER_TOPIC_MAX
-from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, SEQUENCE_MAX, IdempotencyKey, ProducerIdentity
+from logstore.limits import IDEMPOTENCY_KEY_LENGTH_MAX, PARTITIONS_PER_TOPIC_MAX, PRODUCER_EPOCH_MAX
+from logstore.records.batch_identity import SEQUENCE_MAX, IdempotencyKey, ProducerIdentity
 
 Identity = ProducerIdentity | IdempotencyKey
 

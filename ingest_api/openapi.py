@@ -14,11 +14,12 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from ingest_api.content_types import JSON
 from ingest_api.examples import add_examples
+from ingest_api.message_models import model_of
 from ingest_api.model_routes import ModelRoute
 from ingest_api.operations import (
     COMMON_HEADERS,
     CONTENT_ENCODING,
-    MODELS,
+    MESSAGES,
     REFERENCE,
     REQUEST_ID_HEADER,
     common_refusals,
@@ -34,7 +35,7 @@ def describe(app: FastAPI, routes: Iterable[DeclaredRoute]) -> dict[str, Any]:
         if isinstance(route, ModelRoute):
             for method in route.methods or ():
                 _complete(document["paths"][route.path][method.lower()], route)
-    models = [*_models(routes), *((model, "validation") for model in MODELS)]
+    models = [*_models(routes), *((model_of(message), "validation") for message in MESSAGES)]
     _, definitions = models_json_schema(models, ref_template=REFERENCE)
     # These replace FastAPI's schemas, which have 64-bit bounds as floating-point numbers.
     document["components"]["schemas"] = definitions["$defs"]
@@ -60,8 +61,8 @@ def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
     answers: dict[str, Any] = operation["responses"]
     for status, answer in answers.items():
         answer["headers"] = {**REQUEST_ID_HEADER, **answer.get("headers", {})}
-        if status.startswith("2") and "content" in answer and route.answer_types:
-            answer["content"] = dict.fromkeys(route.answer_types, answer["content"][JSON])
+        if status.startswith("2") and "content" in answer and route.response_types:
+            answer["content"] = dict.fromkeys(route.response_types, answer["content"][JSON])
     body = operation.get("requestBody")
     if body is not None and route.body_field is not None:
         operation["parameters"].append(CONTENT_ENCODING)
@@ -70,7 +71,7 @@ def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
         schema = {"$ref": REFERENCE.format(model=route.body_model.__name__)}
         body["content"] = {media_type: {"schema": schema} for media_type in route.request_types}
     failures = common_refusals(has_path="{" in route.path, has_body=body is not None)
-    if route.chooses_answer_type:
+    if route.chooses_response_type:
         failures |= refusals(406)
     for code, failure in failures.items():
         answers.setdefault(str(code), failure)

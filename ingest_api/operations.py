@@ -9,8 +9,6 @@ their models; ``openapi`` adds the shared parts.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel
-
 from ingest_api.content_types import (
     ARROW_STREAM,
     CONTENT_CODINGS,
@@ -43,12 +41,12 @@ from ingest_api.parameters import (
     Parameter,
     TextParameter,
 )
-from ingest_api.schemas import records
-from ingest_api.schemas.base import ErrorBody
-from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
+from ingest_api.topic_ids import RESPONSE_HEADERS as TOPIC_ID_HEADERS
 from logstore.limits import INSTANCE_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
+from logstore.protocol.messages import records
+from logstore.protocol.messages.base import ErrorBody, Message
 
 REFERENCE: Final = "#/components/schemas/{model}"
 NAME_PATTERN: Final = "^[A-Za-z0-9._-]+$"
@@ -59,8 +57,8 @@ GROUP_DESCRIPTION: Final = (
 )
 CLUSTER_DESCRIPTION: Final = "The id that GET /v3/clusters answers."
 PARTITION_DESCRIPTION: Final = "Number of the partition, in decimal digits."
-#: The models of bodies that are read and written by hand.
-MODELS: Final = (
+#: The messages of bodies that are read and written by hand.
+MESSAGES: Final = (
     ErrorBody,
     records.ConsumedRecord,
     records.FetchRequest,
@@ -182,8 +180,8 @@ def common_refusals(*, has_path: bool, has_body: bool) -> dict[int | str, dict[s
     return refusals(*codes)
 
 
-def _ref(model: type[BaseModel]) -> dict[str, Any]:
-    return {"$ref": REFERENCE.format(model=model.__name__)}
+def _ref(message: type[Message]) -> dict[str, Any]:
+    return {"$ref": REFERENCE.format(model=message.__name__)}
 
 
 def _content(schema: dict[str, Any], media_types: Sequence[str]) -> dict[str, Any]:

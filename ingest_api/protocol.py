@@ -334,7 +334,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an entry of our own
         if self.scope["method"] != "HEAD":  # The response to HEAD has only a head.
-            self.cycle.transport = _AnswerWriter(self.transport)  # type: ignore[assignment]  # has all that is used
+            self.cycle.transport = _ResponseWriter(self.transport)  # type: ignore[assignment]  # has all that is used
         self._unanswered.append(self.cycle)
         if self._short_head is not None:
             body, self._short_head, self._short_body = self._short_body, None, b""
@@ -543,7 +543,7 @@ class _ShortCycle:
         connection.on_response_complete()
 
 
-class _AnswerWriter:
+class _ResponseWriter:
     """The transport for one response: sends the head, which uvicorn writes separately, together with the first bytes of
     the body.
 

@@ -69,7 +69,7 @@ class RequestLog:
             ended = time.perf_counter()
             # A stream lasts as long as its client likes, so the time to its beginning is measured.
             answered = exchange.began_answer or ended if STREAM in scope else ended
-            record_answer(
+            record_response(
                 arrival.method,
                 route,
                 exchange.raw_path,
@@ -167,7 +167,7 @@ def error_answer(error: BaseException, method: str, raw_path: str, request_id: s
     return error_response(INTERNAL_ERROR, f"Internal error. The server's log has it under request id {request_id!r}.")
 
 
-def record_answer(
+def record_response(
     method: str, route: str, raw_path: str, status: int, sent_bytes: int, client_id: str, seconds: float
 ) -> None:
     """Record the response in the metrics and in the log."""

@@ -8,6 +8,7 @@ Invariant: a route without such a declaration cannot be made.
 """
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class DeclaredRoute(APIRoute):
     by_hand: bool = True
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        declared = _declared.get(endpoint)
+        declared = _declared.get(inspect.unwrap(endpoint))
         if declared is None:
             raise TypeError(f"The route {path} does not say which operation it is: put @requires(...) on its endpoint.")
         parameter = _PARAMETERS.get(declared.resource_type)

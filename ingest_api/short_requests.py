@@ -17,11 +17,11 @@ from typing import Final
 import httptools
 from starlette.responses import Response
 
-from ingest_api.answers import BytesResponse, common_error, offsets_of
 from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.parameters import partition_number
-from ingest_api.request_log import error_answer, log_fields, record_answer
+from ingest_api.record_responses import BytesResponse, common_error, offsets_of
+from ingest_api.request_log import error_answer, log_fields, record_response
 from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
 from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
@@ -60,7 +60,7 @@ class ShortHead:
     partition: int | None
     acks: int
     timeout_ms: int
-    answer_type: str
+    response_type: str
     client_id: str
     has_request_id: bool
     to_columns: Callable[[TopicConfig], ToColumns]
@@ -121,7 +121,7 @@ class ShortRequests:
             partition,
             head.acks,
             head.timeout_ms,
-            head.answer_type,
+            head.response_type,
             client_id,
             has_request_id,
             head.to_columns,
@@ -186,13 +186,15 @@ class _ShortRequest:
             if places is not None:
                 error = common_error(places)
             if places is not None and error is None:
-                response = BytesResponse(offsets_of(*places), head.answer_type)
+                response = BytesResponse(offsets_of(*places), head.response_type)
             else:
                 assert error is not None
                 response = error_answer(error, "POST", head.path, self.request_id)
             self.answer(response, self.request_id.encode())
             seconds = time.perf_counter() - self.began
             size = len(response.body)
-            record_answer("POST", head.found.route.path, head.path, response.status_code, size, head.client_id, seconds)
+            record_response(
+                "POST", head.found.route.path, head.path, response.status_code, size, head.client_id, seconds
+            )
         finally:
             LOG_FIELDS.reset(token)

@@ -21,7 +21,7 @@ HEADER_PARAMETER: Final[dict[str, Any]] = {
     "belongs to another one by now the answer is 404, 40406, and nothing was stored.",
     "schema": {"type": "string", "format": "uuid"},
 }
-ANSWER_HEADERS: Final = {
+RESPONSE_HEADERS: Final = {
     TOPIC_ID: {
         "schema": {"type": "string", "format": "uuid"},
         "description": "Of the topic; another one than before: it was deleted and made again.",

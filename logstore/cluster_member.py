@@ -12,7 +12,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.other_brokers import OtherBrokers
 from logstore.clock import Clock
 from logstore.cluster.kazoo_client import MakeClient, kazoo_client
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.errors import InvalidConfigError
 from logstore.filesystem import FileSystem
 from logstore.replication.fetch_session import FetchHandler
@@ -43,7 +43,7 @@ class ClusterMember:
     ) -> None:
         self._settings = settings
         options = PeerOptions.of(settings, network)
-        self.coordinator = ZooKeeperCoordinator.of(
+        self.coordinator = ZooKeeperClusterState.of(
             settings, filesystem, url=url, kafka=kafka, clock=clock, make_client=make_client or kazoo_client
         )
         self._listener = PeerListener(self.coordinator, options)

@@ -31,6 +31,8 @@ RECORD_ERRORS_MAX = 1_000
 # not have yet. Beyond that it forgets the producer that has not appended for longest.
 PRODUCERS_PER_PARTITION_MAX = 10_000
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
+# The greatest epoch of a producer (KIP-360): after it the producer gets another id.
+PRODUCER_EPOCH_MAX = 2**15 - 1
 # The cost of a record beside its key, value and headers (index, columns). It bounds requests of empty records.
 RECORD_OVERHEAD_BYTES = 32
 # Records of one request: decoding JSON costs about 200 bytes of objects a record, however small the record is.

@@ -37,8 +37,8 @@ from logstore.broker.broker import Broker
 from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
 from logstore.clock import Clock, SystemClock
-from logstore.cluster.coordinator import Coordinator
-from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.cluster.cluster_state import ClusterState
+from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.endpoint_file import ENDPOINT_FILE, Endpoint
 from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
@@ -65,7 +65,7 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Store:
     """The parts of a store that listeners use."""
 
-    coordinator: Coordinator
+    coordinator: ClusterState
     broker: Broker
     groups: GroupCoordinator
     #: The broker's membership in a cluster; None on one node.
@@ -91,16 +91,16 @@ async def running_store(
     ``authorizer`` decides which principal may do what in the store, ``quotas`` how much. ``url``, ``kafka``: the
     addresses of a broker of a cluster for clients, over HTTP and with Kafka's protocol (host:port). ``network``
     connects it to other brokers, and ``zookeeper`` makes its ZooKeeper client. ``new_journal``: see
-    ``EmbeddedCoordinator``. Raises the errors of ``Coordinator.start``, ``Broker.start`` and
+    ``EmbeddedClusterState``. Raises the errors of ``ClusterState.start``, ``Broker.start`` and
     ``GroupCoordinator.start``, and InvalidConfigError without the packages that a cluster needs.
     """
     clock = clock or SystemClock()
     filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
         member: ClusterMember | None = None
-        coordinator: Coordinator
+        coordinator: ClusterState
         if settings.zookeeper_connect is None:
-            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
+            coordinator = EmbeddedClusterState(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
         else:
             if new_journal:
                 raise InvalidConfigError(

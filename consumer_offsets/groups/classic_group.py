@@ -21,7 +21,6 @@ from consumer_offsets.groups.events import (
     Heartbeat,
     JoinGroup,
     LeaveGroup,
-    LeavingMember,
     SyncGroup,
     TopicImage,
 )
@@ -49,6 +48,7 @@ from logstore.errors import (
 )
 from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE
+from logstore.protocol.messages.members import LeavingMember
 
 _CAN_REBALANCE = (ClassicState.EMPTY, ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE)
 _JOIN = "join"
@@ -124,14 +124,14 @@ class ClassicGroup:
         require_common_protocol(self.name, self._protocol_type, self._members, event)
         if event.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(event, now_ms)
-        elif event.member_id in self._members.pending_join and event.instance_id is None:
+        elif event.member_id in self._members.pending_join and event.group_instance_id is None:
             self._add_member(event, event.member_id, now_ms)
         else:
-            self._join_again(event, self._members.require(event.member_id, event.instance_id), now_ms)
+            self._join_again(event, self._members.require(event.member_id, event.group_instance_id), now_ms)
 
     def _join_new(self, event: JoinGroup, now_ms: int) -> None:
-        if event.instance_id is not None:
-            existing = self._members.static.get(event.instance_id)
+        if event.group_instance_id is not None:
+            existing = self._members.static.get(event.group_instance_id)
             if existing is None:
                 self._add_member(event, event.new_member_id, now_ms)
             else:
@@ -151,7 +151,7 @@ class ClassicGroup:
             self._protocol_type = event.protocol_type
         member = ClassicMember(
             member_id,
-            event.instance_id,
+            event.group_instance_id,
             event.client_id,
             event.client_host,
             event.session_timeout_ms,
@@ -200,7 +200,8 @@ class ClassicGroup:
         old_leader = self._members.leader
         self._out.cancel(_HEARTBEAT + member.member_id)
         self._refuse_parked(
-            member, FencedInstanceIdError(f"Another member has taken over the group.instance.id {event.instance_id!r}.")
+            member,
+            FencedInstanceIdError(f"Another member has taken over the group.instance.id {event.group_instance_id!r}."),
         )
         self._members.rename(member, event.new_member_id)
         member.is_new = False
@@ -328,7 +329,7 @@ class ClassicGroup:
             self._out.answer(event.request, SyncGroupResponse(error))
 
     def _sync(self, event: SyncGroup, now_ms: int) -> None:
-        member = self._members.require(event.member_id, event.instance_id)
+        member = self._members.require(event.member_id, event.group_instance_id)
         self._require_generation(event.generation)
         for asked, chosen in ((event.protocol_type, self._protocol_type), (event.protocol, self._protocol)):
             if asked is not None and chosen is not None and asked != chosen:
@@ -337,8 +338,8 @@ class ClassicGroup:
                 )
         if self.state == ClassicState.PREPARING_REBALANCE:
             raise RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
-        for member_id, assignment in event.assignments:
-            require_small(self.name, f"assignment of member {member_id}", len(assignment))
+        for each in event.assignments:
+            require_small(self.name, f"assignment of member {each.member_id}", len(each.assignment))
         require_room_for_bytes(self.name, _assigned_bytes(event), self._members.assigned_bytes)
         self._members.pending_sync.pop(member.member_id, None)
         if not self._members.pending_sync:
@@ -351,7 +352,7 @@ class ClassicGroup:
             self._out.answer(member.parked_sync, SyncGroupResponse(error))
         member.parked_sync = event.request
         if self._members.leader == member.member_id:
-            self._members.assign(dict(event.assignments))
+            self._members.assign({each.member_id: each.assignment for each in event.assignments})
             self._enter(ClassicState.STABLE, now_ms)
             self._append()
             self._answer_syncs(None, now_ms)
@@ -372,7 +373,7 @@ class ClassicGroup:
 
     def heartbeat(self, event: Heartbeat, now_ms: int) -> None:
         try:
-            member = self._members.require(event.member_id, event.instance_id)
+            member = self._members.require(event.member_id, event.group_instance_id)
             self._require_generation(event.generation)
         except LogStoreError as error:
             self._out.answer(event.request, HeartbeatResponse(error))
@@ -392,7 +393,7 @@ class ClassicGroup:
             self._maybe_complete_join(now_ms)
 
     def _leave(self, leaving: LeavingMember) -> LeftMember:
-        member_id, instance_id = leaving.member_id, leaving.instance_id
+        member_id, instance_id = leaving.member_id, leaving.group_instance_id
         if member_id == UNKNOWN_MEMBER_ID and instance_id is not None:
             # An administrator removes a static member by its instance id.
             member_id = self._members.static.get(instance_id, UNKNOWN_MEMBER_ID)
@@ -412,9 +413,9 @@ class ClassicGroup:
         """
         if event.generation < 0 and (self.is_empty or self.is_vacant):
             return
-        if event.generation < 0 and event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None:
+        if event.generation < 0 and event.member_id == UNKNOWN_MEMBER_ID and event.group_instance_id is None:
             raise UnknownMemberIdError(f"Group {self.name} has members: stop them, or commit as one of them.")
-        member = self._members.require(event.member_id, event.instance_id)
+        member = self._members.require(event.member_id, event.group_instance_id)
         self._require_generation(event.generation)
         if self.state == ClassicState.COMPLETING_REBALANCE:
             raise RebalanceInProgressError(f"Group {self.name} rebalances: finish that, then commit.")
@@ -590,4 +591,4 @@ class ClassicGroup:
 
 
 def _assigned_bytes(event: SyncGroup) -> int:
-    return sum(len(assignment) for _, assignment in event.assignments)
+    return sum(len(each.assignment) for each in event.assignments)

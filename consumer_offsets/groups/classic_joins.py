@@ -27,8 +27,8 @@ def has_room(size_max: int, state: ClassicState, members: ClassicMembers, event:
     the last ones to come are refused.
     """
     member = members.by_id.get(event.member_id)
-    replaces = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id in members.static
-    is_new = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None
+    replaces = event.member_id == UNKNOWN_MEMBER_ID and event.group_instance_id in members.static
+    is_new = event.member_id == UNKNOWN_MEMBER_ID and event.group_instance_id is None
     if is_new and len(members.pending_join) >= size_max:
         # Ids that were given out and never used are bounded as well.
         return False
@@ -59,7 +59,7 @@ def require_room_for_bytes(group: str, num_bytes: int, before: int) -> None:
 
 def require_common_protocol(group: str, protocol_type: str | None, members: ClassicMembers, event: JoinGroup) -> None:
     """Raise InconsistentGroupProtocolError if the member shares no protocol with the others."""
-    names = {name for name, _ in event.protocols}
+    names = {each.name for each in event.protocols}
     if not event.protocol_type or not names:
         raise InconsistentGroupProtocolError("A member has a protocol type and at least one protocol: send both.")
     if not members:

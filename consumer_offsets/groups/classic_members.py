@@ -12,11 +12,11 @@ from typing import Self
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.description import MemberDescription
-from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinGroup, JoinProtocol
+from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinGroup
 from consumer_offsets.groups.group_record import ClassicMemberValue, names_bytes, protocols_bytes
-from consumer_offsets.groups.responses import JoinGroupMember
 from logstore.errors import FencedInstanceIdError, InvalidRequestError, UnknownMemberIdError
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
+from logstore.protocol.messages.members import JoinedMember, Protocol
 
 
 class ClassicState(StrEnum):
@@ -40,18 +40,18 @@ class ClassicMember:
     client_host: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
-    protocols: tuple[JoinProtocol, ...]
+    protocols: tuple[Protocol, ...]
     assignment: bytes = b""
     parked_join: int | None = None
     parked_sync: int | None = None
     is_new: bool = False
 
     def metadata(self, protocol: str | None) -> bytes:
-        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+        return next((each.metadata for each in self.protocols if each.name == protocol), b"")
 
     def vote(self, candidates: set[str]) -> str:
         """Return the member's first protocol that all support."""
-        return next(name for name, _ in self.protocols if name in candidates)
+        return next(each.name for each in self.protocols if each.name in candidates)
 
     def has_satisfied_heartbeat(self) -> bool:
         """Return whether the member waits for a response, so that it sends no heartbeats. A new member may be gone
@@ -62,7 +62,8 @@ class ClassicMember:
 
 def member_bytes(member: ClassicMember | JoinGroup) -> int:
     """Return the bytes of the group's record for a member and what it joins with."""
-    names = names_bytes(member.member_id, member.instance_id, member.client_id, member.client_host)
+    instance_id = member.group_instance_id if isinstance(member, JoinGroup) else member.instance_id
+    names = names_bytes(member.member_id, instance_id, member.client_id, member.client_host)
     return names + protocols_bytes(member.protocols)
 
 
@@ -95,7 +96,7 @@ class ClassicMembers:
                     each.client_host,
                     each.session_timeout_ms,
                     each.rebalance_timeout_ms,
-                    tuple(JoinProtocol(*protocol) for protocol in each.protocols),
+                    tuple(Protocol(*protocol) for protocol in each.protocols),
                     each.assignment,
                 )
             )
@@ -113,7 +114,7 @@ class ClassicMembers:
                 member.client_host,
                 member.session_timeout_ms,
                 member.rebalance_timeout_ms,
-                [(name, metadata) for name, metadata in member.protocols],
+                [(one.name, one.metadata) for one in member.protocols],
                 member.assignment,
             )
             for member in self.by_id.values()
@@ -157,7 +158,7 @@ class ClassicMembers:
         """Return ``joined_bytes`` after the request, which replaces its member's bytes, those of a static member by
         instance id.
         """
-        replaced = self.static.get(event.instance_id) if event.instance_id is not None else None
+        replaced = self.static.get(event.group_instance_id) if event.group_instance_id is not None else None
         return self.joined_bytes - self._sizes.get(replaced or event.member_id, 0) + member_bytes(event)
 
     def assign(self, assignments: Mapping[str, bytes]) -> None:
@@ -232,7 +233,7 @@ class ClassicMembers:
 
     def common_protocols(self) -> set[str]:
         """Return the protocols that every member supports."""
-        votes = Counter(name for member in self.by_id.values() for name in {name for name, _ in member.protocols})
+        votes = Counter(name for member in self.by_id.values() for name in {each.name for each in member.protocols})
         return {name for name, count in votes.items() if count == len(self.by_id)}
 
     def select_protocol(self) -> str:
@@ -259,10 +260,10 @@ class ClassicMembers:
         """
         return any(decode_assignment(each.assignment).user_data for each in self.by_id.values() if each.assignment)
 
-    def for_leader(self, protocol: str | None) -> tuple[JoinGroupMember, ...]:
+    def for_leader(self, protocol: str | None) -> tuple[JoinedMember, ...]:
         """Return the members for the leader's JoinGroup response."""
         return tuple(
-            JoinGroupMember(member.member_id, member.instance_id, member.metadata(protocol))
+            JoinedMember(member.member_id, member.instance_id, member.metadata(protocol))
             for member in self.by_id.values()
         )
 

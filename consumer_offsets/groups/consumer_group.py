@@ -21,7 +21,6 @@ from consumer_offsets.groups.events import (
     UNKNOWN_MEMBER_ID,
     CommitOffsets,
     ConsumerGroupHeartbeat,
-    JoinProtocol,
     TopicDescription,
     TopicIdPartition,
     TopicImage,
@@ -60,6 +59,7 @@ from logstore.errors import (
     UnsupportedAssignorError,
 )
 from logstore.protocol.assignors.assignor import MemberSubscription, ServerAssignor
+from logstore.protocol.messages.members import Protocol
 
 SESSION = "session/"
 REBALANCE = "rebalance/"
@@ -130,7 +130,7 @@ class ConsumerGroup:
 
     def would_grow(self, event: ConsumerGroupHeartbeat) -> bool:
         """Return whether the members bring more bytes after the request."""
-        existing = self._existing(event.member_id, event.instance_id)
+        existing = self._existing(event.member_id, event.group_instance_id)
         if event.member_epoch < 0 or (event.member_epoch > 0 and existing is None):
             return False
         member = _updated(existing or ConsumerMember(event.member_id), event)
@@ -154,12 +154,12 @@ class ConsumerGroup:
         """Raise InvalidRequestError or UnsupportedAssignorError if the request is malformed."""
         if not event.member_id:
             raise InvalidRequestError("MemberId is empty: send the id that the member has chosen for its life.")
-        for name, value in (("InstanceId", event.instance_id), ("RackId", event.rack_id)):
+        for name, value in (("InstanceId", event.group_instance_id), ("RackId", event.rack_id)):
             if value == "":
                 raise InvalidRequestError(f"{name} is empty: leave it out.")
         if event.member_epoch < LEAVE_GROUP_STATIC_MEMBER_EPOCH:
             raise InvalidRequestError(f"MemberEpoch is {event.member_epoch}: send -2, -1, 0 or the member's epoch.")
-        if event.member_epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH and event.instance_id is None:
+        if event.member_epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH and event.group_instance_id is None:
             raise InvalidRequestError("MemberEpoch -2 is for static members: send the InstanceId.")
         if event.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
             if event.rebalance_timeout_ms < 0:
@@ -198,7 +198,7 @@ class ConsumerGroup:
         FencedMemberEpochError, InvalidRequestError.
         """
         before = self._member_of(event)
-        existing = self._existing(event.member_id, event.instance_id)
+        existing = self._existing(event.member_id, event.group_instance_id)
         num_bytes = self._num_bytes_with(_updated(before, event), existing, _found(event))
         require_room_for_bytes(self.name, num_bytes, self.num_bytes)
         return before
@@ -241,9 +241,9 @@ class ConsumerGroup:
     def _member_of(self, event: ConsumerGroupHeartbeat) -> ConsumerMember:
         joins = event.member_epoch == JOIN_GROUP_MEMBER_EPOCH
         member = self._members.get(event.member_id)
-        existing = self._static.get(event.instance_id) if event.instance_id is not None else None
+        existing = self._static.get(event.group_instance_id) if event.group_instance_id is not None else None
         if not joins:
-            member = self._require(event.member_id, event.instance_id)
+            member = self._require(event.member_id, event.group_instance_id)
             if member.classic is not None:
                 raise UnknownMemberIdError(
                     f"Member {member.member_id!r} uses the classic protocol: join with epoch 0 to change that."
@@ -255,12 +255,12 @@ class ConsumerGroup:
             is_there = static.classic is None and static.member_epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH
             if is_there or member is not None:
                 raise UnreleasedInstanceIdError(
-                    f"Member {existing!r} has the group.instance.id {event.instance_id!r}: stop it, or wait for the "
-                    "end of its session."
+                    f"Member {existing!r} has the group.instance.id {event.group_instance_id!r}: stop it, or wait for "
+                    "the end of its session."
                 )
             return replaced(static, event.member_id)
         if member is not None:
-            if member.instance_id != event.instance_id:
+            if member.instance_id != event.group_instance_id:
                 raise InvalidRequestError(
                     f"Member {event.member_id!r} joined as {member.instance_id!r}: it cannot change its InstanceId."
                 )
@@ -321,7 +321,7 @@ class ConsumerGroup:
     # ---- leaving and fencing ----------------------------------------------------------------------------------------
 
     def _leave(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
-        member = self._require(event.member_id, event.instance_id)
+        member = self._require(event.member_id, event.group_instance_id)
         if event.member_epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH:
             away = replace(
                 member,
@@ -354,7 +354,7 @@ class ConsumerGroup:
         IllegalGenerationError, if the commit is refused.
         """
         if event.generation >= 0 or self._members:
-            self.check_epoch(event.member_id, event.instance_id, event.generation, "the commit")
+            self.check_epoch(event.member_id, event.group_instance_id, event.generation, "the commit")
 
     def check_epoch(self, member_id: str, instance_id: str | None, epoch: int, request: str) -> None:
         """Raise what ``check_commit`` raises."""
@@ -648,7 +648,7 @@ def _updated(before: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerM
     """Return the member with the fields of the heartbeat; the others stay."""
     return replace(
         before,
-        instance_id=event.instance_id if event.instance_id is not None else before.instance_id,
+        instance_id=event.group_instance_id if event.group_instance_id is not None else before.instance_id,
         rack_id=event.rack_id if event.rack_id is not None else before.rack_id,
         client_id=event.client_id,
         client_host=event.client_host,
@@ -693,13 +693,13 @@ def require_generation(member: ConsumerMember, generation: int) -> None:
 def _classic_value(classic: ClassicProtocol | None) -> ClassicProtocolValue | None:
     if classic is None:
         return None
-    return ClassicProtocolValue(classic.session_timeout_ms, [(name, metadata) for name, metadata in classic.protocols])
+    return ClassicProtocolValue(classic.session_timeout_ms, [(each.name, each.metadata) for each in classic.protocols])
 
 
 def _classic_protocol(value: ClassicProtocolValue | None) -> ClassicProtocol | None:
     if value is None:
         return None
-    return ClassicProtocol(value.session_timeout_ms, tuple(JoinProtocol(*each) for each in value.protocols))
+    return ClassicProtocol(value.session_timeout_ms, tuple(Protocol(*each) for each in value.protocols))
 
 
 def _require_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:

@@ -75,7 +75,7 @@ def to_consumer_group(
                 pending_revocation={},
                 target=assigned[member.member_id],
                 classic=ClassicProtocolValue(
-                    member.session_timeout_ms, [(name, metadata) for name, metadata in member.protocols]
+                    member.session_timeout_ms, [(each.name, each.metadata) for each in member.protocols]
                 ),
             )
             for member, subscription in zip(members, subscriptions, strict=True)

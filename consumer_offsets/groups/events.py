@@ -1,15 +1,26 @@
 """The events of a group: requests of members, timers that fire, topics that change.
 
-``request`` is the token by which the Answer effect names a request. Ids of new members come with the event
-(``new_member_id``), because the machine generates nothing.
+``request`` is the token by which the Respond effect names a request. Ids of new members come with the event
+(``new_member_id``), because the machine generates nothing. The requests of the classic protocol are the messages of
+HTTP, with what the coordinator knows of their sender.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from uuid import UUID
 
+import msgspec
+from msgspec import structs
+
 from consumer_offsets.effects import TimerFired
+from logstore.protocol.messages.members import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
 
 #: ``member_id`` of a member that does not have one yet, and of a commit without membership.
 UNKNOWN_MEMBER_ID = ""
@@ -21,13 +32,6 @@ JOIN_GROUP_MEMBER_EPOCH = 0
 LEAVE_GROUP_MEMBER_EPOCH = -1
 #: ``member_epoch`` of a static member that leaves for a while and keeps its partitions (KIP-848).
 LEAVE_GROUP_STATIC_MEMBER_EPOCH = -2
-
-
-class JoinProtocol(NamedTuple):
-    """An assignor that a classic member supports, with the member's opaque metadata for it."""
-
-    name: str
-    metadata: bytes
 
 
 class TopicIdPartition(NamedTuple):
@@ -44,66 +48,37 @@ class TopicDescription(NamedTuple):
 TopicImage = Mapping[str, TopicDescription]
 
 
-@dataclass(frozen=True, slots=True)
-class JoinGroup:
-    """``new_member_id`` is the id for a member that has none. ``rebalance_timeout_ms`` is its ``max.poll.interval.ms``.
+class JoinGroup(JoinGroupRequest, frozen=True, kw_only=True):
+    """``new_member_id`` is the id for a member that has none.
 
     Without ``requires_known_member_id`` a new member is taken at once (JoinGroup before version 4);
     ``supports_skipping_assignment`` is KIP-814 (version 9).
     """
 
     request: int
-    member_id: str
     new_member_id: str
-    protocol_type: str
-    protocols: tuple[JoinProtocol, ...]
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    instance_id: str | None = None
     client_id: str = ""
     client_host: str = ""
-    reason: str = ""
     requires_known_member_id: bool = True
     supports_skipping_assignment: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SyncGroup:
-    """``assignments`` are the leader's: opaque bytes by member id. A protocol of None is not compared."""
+class SyncGroup(SyncGroupRequest, frozen=True, kw_only=True):
+    """A protocol of None is not compared."""
 
     request: int
-    member_id: str
-    generation: int
-    assignments: tuple[tuple[str, bytes], ...] = ()
-    instance_id: str | None = None
-    protocol_type: str | None = None
-    protocol: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """``since_poll_ms`` is the time since the member's last poll, if its client reports it; Kafka's clients do not."""
+class Heartbeat(HeartbeatRequest, frozen=True, kw_only=True):
+    """Kafka's clients do not send ``since_poll_ms``."""
 
     request: int
-    member_id: str
-    generation: int
-    instance_id: str | None = None
-    since_poll_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingMember:
-    """A static member may be named by its ``instance_id`` alone."""
+class LeaveGroup(LeaveGroupRequest, frozen=True, kw_only=True):
+    """A static member may be named by its ``group_instance_id`` alone."""
 
-    member_id: str
-    instance_id: str | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveGroup:
     request: int
-    members: tuple[LeavingMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +90,10 @@ class CommitOffsets:
     request: int
     member_id: str = UNKNOWN_MEMBER_ID
     generation: int = NO_GENERATION
-    instance_id: str | None = None
+    group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupHeartbeat:
+class ConsumerGroupHeartbeat(msgspec.Struct, frozen=True):
     """A heartbeat of KIP-848: join (``member_epoch`` 0), continue, leave (-1), leave for a while (-2, static members).
 
     None, and -1 for ``rebalance_timeout_ms``, means "as before". ``regex_topics`` are the names of topics that
@@ -133,7 +107,7 @@ class ConsumerGroupHeartbeat:
     request: int
     member_id: str
     member_epoch: int
-    instance_id: str | None = None
+    group_instance_id: str | None = None
     rack_id: str | None = None
     rebalance_timeout_ms: int = -1
     subscribed_topics: frozenset[str] | None = None
@@ -144,6 +118,16 @@ class ConsumerGroupHeartbeat:
     client_id: str = ""
     client_host: str = ""
     since_poll_ms: int | None = None
+
+    @classmethod
+    def sent_in(cls, message: ConsumerGroupHeartbeatRequest, *, client_id: str = "", client_host: str = "") -> Self:
+        """Return the heartbeat that a client has sent in ``message``."""
+        fields = structs.asdict(message)
+        if message.subscribed_topics is not None:
+            fields["subscribed_topics"] = frozenset(message.subscribed_topics)
+        if message.owned is not None:
+            fields["owned"] = frozenset(TopicIdPartition(each.topic_id, each.partition) for each in message.owned)
+        return cls(request=0, client_id=client_id, client_host=client_host, **fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,7 +319,7 @@ class Group:
             # Kafka returns GROUP_ID_NOT_FOUND, which ends a consumer that has slept while the last other member of its
             # protocol left. With the unknown or fenced member of a consumer group, it joins again or learns why it may
             # not.
-            classic.require_member(event.member_id, event.instance_id)
+            classic.require_member(event.member_id, event.group_instance_id)
         if event.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
             raise UnknownGroupError(f"Group {self.name} is no consumer group: {event.member_id!r} is no member.")
         if not self._config.upgrades:
@@ -375,7 +375,7 @@ def refusal(event: _Request, error: LogStoreError) -> Response:
             return HeartbeatResponse(error)
         case LeaveGroup() if isinstance(error, UnknownMemberIdError):
             # Kafka's response has one refusal for each member.
-            members = tuple(LeftMember(member.member_id, member.instance_id, error) for member in event.members)
+            members = tuple(LeftMember(member.member_id, member.group_instance_id, error) for member in event.members)
             return LeaveGroupResponse(None, members)
         case LeaveGroup():
             return LeaveGroupResponse(error)

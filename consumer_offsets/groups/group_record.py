@@ -17,6 +17,7 @@ import msgspec
 
 from logstore.errors import CorruptionError
 from logstore.limits import GROUP_MEMBER_BYTES
+from logstore.protocol.messages.members import Protocol
 from logstore.records.offset_record import OFFSETS_TOPIC
 
 Partitions = dict[UUID, list[int]]
@@ -111,9 +112,9 @@ def topic_names_bytes(names: Collection[str]) -> int:
     return sum(map(len, names)) + _TOPIC_NAME_BYTES * len(names)
 
 
-def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
+def protocols_bytes(protocols: Iterable[Protocol]) -> int:
     """Return the bytes that count for the protocols of a classic member: names and metadata."""
-    return sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in protocols)
+    return sum(_PROTOCOL_BYTES + len(each.name) + len(each.metadata) for each in protocols)
 
 
 class GroupRecord(NamedTuple):

@@ -23,7 +23,6 @@ from consumer_offsets.groups.events import (
     Heartbeat,
     JoinGroup,
     LeaveGroup,
-    LeavingMember,
     SyncGroup,
     TopicIdPartition,
 )
@@ -52,6 +51,7 @@ from logstore.protocol.consumer_protocol import (
     encode_assignment,
     version_of,
 )
+from logstore.protocol.messages.members import LeavingMember
 
 
 class MixedGroup(ConsumerGroup):
@@ -70,7 +70,7 @@ class MixedGroup(ConsumerGroup):
 
     def join_would_grow(self, event: JoinGroup) -> bool:
         """Return whether the members' data would take more bytes after the request."""
-        existing = self._existing(event.member_id, event.instance_id)
+        existing = self._existing(event.member_id, event.group_instance_id)
         try:
             member = _joined(existing or ConsumerMember(event.member_id), event, _subscription(self.name, event))
         except InconsistentGroupProtocolError:
@@ -97,10 +97,10 @@ class MixedGroup(ConsumerGroup):
             raise UnknownMemberIdError(
                 f"Group {self.name} has no member {event.member_id!r}: give up all partitions, and join it again."
             )
-        existing = self._existing(before.member_id, event.instance_id)
+        existing = self._existing(before.member_id, event.group_instance_id)
         member = _joined(before, event, subscription)
         require_room_for_bytes(self.name, self._num_bytes_with(member, existing, {}), self.num_bytes)
-        if event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None and event.requires_known_member_id:
+        if event.member_id == UNKNOWN_MEMBER_ID and event.group_instance_id is None and event.requires_known_member_id:
             error = MemberIdRequiredError(f"Join group {self.name} again as member {event.new_member_id!r}.")
             return JoinGroupResponse(error, event.new_member_id)
         after = self._advance(before, member, {}, self._owned(subscription), now_ms)
@@ -119,10 +119,10 @@ class MixedGroup(ConsumerGroup):
         UnknownMemberIdError, FencedInstanceIdError, GroupMaxSizeReachedError.
         """
         member_id = event.member_id or event.new_member_id
-        if event.instance_id is not None:
-            static = self._static.get(event.instance_id)
+        if event.group_instance_id is not None:
+            static = self._static.get(event.group_instance_id)
             if event.member_id:
-                return self._require(event.member_id, event.instance_id)
+                return self._require(event.member_id, event.group_instance_id)
             if static is not None:
                 return replaced(self._members[static], member_id)
         return self._members.get(member_id) or self._new_member(member_id)
@@ -130,9 +130,9 @@ class MixedGroup(ConsumerGroup):
     def _require_common_protocol(self, event: JoinGroup, member_id: str) -> None:
         """Raise InconsistentGroupProtocolError if the classic members would have no protocol in common."""
         others = [each.classic for each in self._members.values() if each.classic and each.member_id != member_id]
-        counts = Counter(name for other in others for name in {name for name, _ in other.protocols})
+        counts = Counter(name for other in others for name in {each.name for each in other.protocols})
         common = {name for name, count in counts.items() if count == len(others)}
-        names = {name for name, _ in event.protocols}
+        names = {each.name for each in event.protocols}
         if event.protocol_type != PROTOCOL_TYPE or not names or (others and not names & common):
             raise InconsistentGroupProtocolError(
                 f"The members of group {self.name} are consumers"
@@ -158,7 +158,7 @@ class MixedGroup(ConsumerGroup):
         self._out.answer(event.request, response)
 
     def _sync(self, event: SyncGroup, now_ms: int) -> SyncGroupResponse:
-        member, classic = self._require_classic(event.member_id, event.instance_id, event.generation)
+        member, classic = self._require_classic(event.member_id, event.group_instance_id, event.generation)
         for asked, chosen in ((event.protocol_type, PROTOCOL_TYPE), (event.protocol, classic.name)):
             if asked is not None and asked != chosen:
                 raise InconsistentGroupProtocolError(
@@ -180,7 +180,7 @@ class MixedGroup(ConsumerGroup):
     def heartbeat(self, event: Heartbeat, now_ms: int) -> None:
         error: LogStoreError | None = None
         try:
-            member, _ = self._require_classic(event.member_id, event.instance_id, event.generation)
+            member, _ = self._require_classic(event.member_id, event.group_instance_id, event.generation)
             self._arm_session(member, now_ms)
             if self._has_a_step_to_make(member):
                 error = self._told_to_rejoin(member, now_ms)
@@ -214,16 +214,16 @@ class MixedGroup(ConsumerGroup):
                 gone[member.member_id] = member
             except LogStoreError as refused:
                 error = refused
-            left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
+            left.append(LeftMember(leaving.member_id, leaving.group_instance_id, error))
         if gone:
             self._fence(gone.values(), now_ms)
         self._out.answer(event.request, LeaveGroupResponse(None, tuple(left)))
 
     def _leaving(self, leaving: LeavingMember, gone: dict[str, ConsumerMember]) -> ConsumerMember:
         member_id = leaving.member_id
-        if member_id == UNKNOWN_MEMBER_ID and leaving.instance_id is not None:
-            member_id = self._static.get(leaving.instance_id, UNKNOWN_MEMBER_ID)
-        member = self._require(member_id, leaving.instance_id)
+        if member_id == UNKNOWN_MEMBER_ID and leaving.group_instance_id is not None:
+            member_id = self._static.get(leaving.group_instance_id, UNKNOWN_MEMBER_ID)
+        member = self._require(member_id, leaving.group_instance_id)
         if member.member_id in gone:
             raise UnknownMemberIdError(f"Member {member_id!r} is there twice.")
         return member
@@ -259,7 +259,9 @@ class MixedGroup(ConsumerGroup):
         """Raise AssertionError if an invariant is broken."""
         super().validate()
         assert self.downgrade is None, "the group is still no classic one"
-        protocols = [{name for name, _ in m.classic.protocols} for m in self._members.values() if m.classic is not None]
+        protocols = [
+            {each.name for each in m.classic.protocols} for m in self._members.values() if m.classic is not None
+        ]
         assert not protocols or set.intersection(*protocols), "the classic members have no protocol in common"
 
 
@@ -280,7 +282,7 @@ def _joined(before: ConsumerMember, event: JoinGroup, subscription: Subscription
     """Return the member with the data of its join request."""
     return replace(
         before,
-        instance_id=event.instance_id if event.instance_id is not None else before.instance_id,
+        instance_id=event.group_instance_id if event.group_instance_id is not None else before.instance_id,
         rack_id=subscription.rack,
         client_id=event.client_id,
         client_host=event.client_host,

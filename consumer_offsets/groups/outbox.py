@@ -1,6 +1,6 @@
 """The Outbox gathers the effects of an event of a group."""
 
-from consumer_offsets.effects import Answer, AppendRecord, ArmTimer, CancelTimer, Effect
+from consumer_offsets.effects import AppendRecord, ArmTimer, CancelTimer, Effect, Respond
 from consumer_offsets.groups.group_record import GroupRecord, Tombstone
 from consumer_offsets.groups.responses import Response
 
@@ -24,7 +24,7 @@ class Outbox:
         return effects
 
     def answer(self, request: int, response: Response) -> None:
-        self._effects.append(Answer(request, response))
+        self._effects.append(Respond(request, response))
 
     def append(self, record: GroupRecord | Tombstone) -> None:
         self._record = record

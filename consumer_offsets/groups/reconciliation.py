@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from uuid import UUID
 
-from consumer_offsets.groups.events import JoinProtocol, TopicIdPartition
+from consumer_offsets.groups.events import TopicIdPartition
 from consumer_offsets.groups.group_record import names_bytes, protocols_bytes, topic_names_bytes
+from logstore.protocol.messages.members import Protocol
 
 Partitions = frozenset[TopicIdPartition]
 NOTHING: Partitions = frozenset()
@@ -45,7 +46,7 @@ class ClassicProtocol:
     """
 
     session_timeout_ms: int
-    protocols: tuple[JoinProtocol, ...]
+    protocols: tuple[Protocol, ...]
 
     @property
     def name(self) -> str:

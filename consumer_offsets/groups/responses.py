@@ -6,12 +6,7 @@ from uuid import UUID
 
 from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID
 from logstore.errors import LogStoreError
-
-
-class JoinGroupMember(NamedTuple):
-    member_id: str
-    group_instance_id: str | None
-    metadata: bytes
+from logstore.protocol.messages.members import AssignedPartition, ConsumerGroupHeartbeat, JoinedMember
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,7 @@ class JoinGroupResponse:
     protocol: str | None = None
     leader: str = ""
     skip_assignment: bool = False
-    members: tuple[JoinGroupMember, ...] = ()
+    members: tuple[JoinedMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +72,17 @@ class ConsumerGroupHeartbeatResponse:
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     assignment: tuple[AssignedTopic, ...] | None = None
+
+    def message(self) -> ConsumerGroupHeartbeat:
+        """Return the response without an error as it is sent over HTTP."""
+        assignment = None
+        if self.assignment is not None:
+            assignment = tuple(
+                AssignedPartition(entry.topic, entry.topic_id, partition)
+                for entry in self.assignment
+                for partition in entry.partitions
+            )
+        return ConsumerGroupHeartbeat(self.member_id, self.member_epoch, self.heartbeat_interval_ms, assignment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class ConsumerInstance:
         """Return the partitions that the instance holds."""
         return sorted(self._held(self.value))
 
-    async def subscribe(self, context: RequestContext, topics: list[str] | None, pattern: str | None) -> None:
+    async def subscribe(self, context: RequestContext, topics: Sequence[str] | None, pattern: str | None) -> None:
         """Read ``topics``, which need not exist yet, or those that match ``pattern``, as a member of the group.
 
         Missing topics of the list are created, if the store creates topics. Raises IllegalStateError,
@@ -187,7 +187,9 @@ class ConsumerInstance:
                 await self._create_topic(context, name)
             image = self._home.topics.topics
             by = Subscriber(context.principal, context.peer)
-            changed = msgspec.structs.replace(value, topics=topics, pattern=pattern, subscriber=by)
+            changed = msgspec.structs.replace(
+                value, topics=None if topics is None else [*topics], pattern=pattern, subscriber=by
+            )
             names = self._starts.subscribed(changed)
             seen = {
                 name: value.seen.get(name) or (str(image[name].topic_id), image[name].partitions)

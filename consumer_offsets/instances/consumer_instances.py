@@ -102,7 +102,7 @@ class ConsumerInstances:
             )
         self._creating += 1
         try:
-            shard = await self._shards.of(group, _TIMEOUT_MS)
+            shard = await self._shards.wait_for_shard(group, _TIMEOUT_MS)
             value = InstanceValue(str(new_uuid()), config)
             answer = shard.request(lambda token: PutInstance(token, key, None, value))
             await answered(group, answer, _TIMEOUT_MS)
@@ -119,7 +119,7 @@ class ConsumerInstances:
         key = InstanceKey(group, name)
         instance = self._instances.get(key)
         if instance is None:
-            shard = self._shards.found(group)
+            shard = self._shards.find_shard(group)
             if shard is None:
                 raise unknown_instance(key)
             shard.require_active()

@@ -19,7 +19,7 @@ from consumer_offsets.instances.instance_member import InstanceMember, new_membe
 from consumer_offsets.instances.instance_positions import InstancePositions
 from consumer_offsets.instances.instance_record import InstanceValue
 from consumer_offsets.instances.instance_starts import InstanceStarts
-from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.backoff import backoffs
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.entropy import new_uuid
@@ -33,9 +33,10 @@ from logstore.errors import (
     UnknownMemberIdError,
 )
 from logstore.protocol.members.classic_member import ClassicMember
-from logstore.protocol.members.identity import TopicPartition
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
 from logstore.protocol.members.membership import Assigned as AssignedStep
 from logstore.protocol.members.membership import Lost, MemberOptions, Membership, State
+from logstore.protocol.messages.members import LeavingMember
 from logstore.records.offset_record import InstanceKey
 
 log = structlog.stdlib.get_logger(__name__)
@@ -175,9 +176,9 @@ class InstanceGroup:
             membership = new_membership(described, self._options(self._starts.value, member_id))
             if before is not None and described is not None and any(m.member_id == before for m in described.members):
                 # The previous member leaves, so that the group need not wait for the end of its session.
-                left = events.LeavingMember(before, None, "Its place in a rebalance was lost by a restart.")
+                left = LeavingMember(before, None, "Its place in a rebalance was lost by a restart.")
                 with suppress(LogStoreError):
-                    await home.members.leave(INTERNAL, self._key.group, events.LeaveGroup(0, (left,)))
+                    await home.members.leave(INTERNAL, self._key.group, events.LeaveGroup(request=0, members=(left,)))
         else:
             membership = found
             held = membership.owned.keys()
@@ -217,10 +218,9 @@ class InstanceGroup:
                 hold = member.membership.hold([TopicPartition(one.topic, one.partition) for one in offsets])
             give_up = self._home.clock.monotonic() + _TIMEOUT_MS / 1000
             for wait_s in backoffs():
-                identity = CommittingMember()
+                identity = MemberIdentity()
                 if member is not None and hold is not None:
-                    member_id, generation, _ = member.membership.identity_of(hold)
-                    identity = CommittingMember(member_id, generation)
+                    identity = member.membership.identity_of(hold)
                 try:
                     await self._home.commit(context, self._key, self._id, offsets, identity)
                     break

@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from consumer_offsets.followed_topics import FollowedTopics
 from consumer_offsets.group_members import GroupMembers
-from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.admission import Reservation
 from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
 from logstore.clock import Clock
-from logstore.protocol.members.identity import TopicPartition
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
 from logstore.records.offset_record import InstanceKey, OffsetCommit
 
 
@@ -26,7 +26,7 @@ class Commit(Protocol):
         key: InstanceKey,
         id: str,
         offsets: Sequence[OffsetToCommit],
-        member: CommittingMember,
+        member: MemberIdentity,
     ) -> Coroutine[Any, Any, None]: ...
 
 

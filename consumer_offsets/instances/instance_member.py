@@ -7,9 +7,9 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
-from uuid import UUID
 
 import structlog
+from msgspec import structs
 
 from consumer_offsets.followed_topics import FollowedTopics
 from consumer_offsets.group_members import GroupMembers
@@ -18,24 +18,20 @@ from consumer_offsets.groups.description import GroupDescription
 from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
 from logstore.errors import LogStoreError
-from logstore.protocol.consumer_protocol import PROTOCOL_TYPE
 from logstore.protocol.members.classic_member import ClassicMember
 from logstore.protocol.members.consumer_member import ConsumerMember
-from logstore.protocol.members.group_requests import (
-    AssignedPartition,
-    ConsumerHeartbeat,
-    ConsumerHeartbeatAnswer,
-    GroupRequest,
-    Heartbeat,
-    JoinedGroup,
-    JoinedMember,
-    JoinGroup,
-    LeaveGroup,
-    SyncedGroup,
-    SyncGroup,
-)
 from logstore.protocol.members.identity import TopicPartition
 from logstore.protocol.members.membership import MemberOptions, Membership, PartitionCounts, Step, Todo
+from logstore.protocol.messages.members import (
+    ConsumerGroupHeartbeatRequest,
+    GroupRequest,
+    HeartbeatRequest,
+    JoinedGroup,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncedGroup,
+    SyncGroupRequest,
+)
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -155,77 +151,25 @@ class InstanceMember:
             self.membership.broken(error)
 
     async def _send(self, request: GroupRequest) -> object:
+        members, group, sent = self._members, self._group, structs.asdict(request)
         match request:
-            case JoinGroup():
-                joined = await self._members.join(INTERNAL, self._group, self._join_event(request))
-                return JoinedGroup(
-                    joined.generation,
-                    joined.member_id,
-                    joined.leader,
-                    joined.protocol or "",
-                    joined.skip_assignment,
-                    tuple(JoinedMember(*member) for member in joined.members),
+            case JoinGroupRequest():
+                joining = events.JoinGroup(
+                    **sent, request=0, new_member_id=request.member_id, client_id=self._client_id
                 )
-            case SyncGroup():
-                assignments = tuple((each.member_id, each.assignment) for each in request.assignments)
-                event = events.SyncGroup(
-                    0, request.member_id, request.generation, assignments, None, PROTOCOL_TYPE, request.protocol
-                )
-                return SyncedGroup((await self._members.sync(INTERNAL, self._group, event)).assignment)
-            case Heartbeat():
-                beat = events.Heartbeat(0, request.member_id, request.generation, None, request.since_poll_ms)
-                await self._members.heartbeat(INTERNAL, self._group, beat)
+                return JoinedGroup.of(await members.join(INTERNAL, group, joining))
+            case SyncGroupRequest():
+                return SyncedGroup.of(await members.sync(INTERNAL, group, events.SyncGroup(**sent, request=0)))
+            case HeartbeatRequest():
+                await members.heartbeat(INTERNAL, group, events.Heartbeat(**sent, request=0))
                 return None
-            case LeaveGroup():
-                leaving = tuple(events.LeavingMember(each.member_id, None, each.reason) for each in request.members)
-                await self._members.leave(INTERNAL, self._group, events.LeaveGroup(0, leaving))
+            case LeaveGroupRequest():
+                await members.leave(INTERNAL, group, events.LeaveGroup(**sent, request=0))
                 return None
-            case ConsumerHeartbeat():
-                return await self._consumer_heartbeat(request)
+            case ConsumerGroupHeartbeatRequest():
+                beat = events.ConsumerGroupHeartbeat.sent_in(request, client_id=self._client_id)
+                return (await members.consumer_heartbeat(INTERNAL, group, beat)).message()
         raise AssertionError(request)
-
-    def _join_event(self, request: JoinGroup) -> events.JoinGroup:
-        return events.JoinGroup(
-            request=0,
-            member_id=request.member_id,
-            new_member_id=request.member_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=tuple(events.JoinProtocol(each.name, each.metadata) for each in request.protocols),
-            session_timeout_ms=request.session_timeout_ms,
-            rebalance_timeout_ms=request.rebalance_timeout_ms,
-            client_id=self._client_id,
-            reason=request.reason,
-        )
-
-    async def _consumer_heartbeat(self, request: ConsumerHeartbeat) -> ConsumerHeartbeatAnswer:
-        owned = None
-        if request.owned is not None:
-            owned = frozenset(events.TopicIdPartition(UUID(each.topic_id), each.partition) for each in request.owned)
-        topics = request.subscribed_topics
-        beat = await self._members.consumer_heartbeat(
-            INTERNAL,
-            self._group,
-            events.ConsumerGroupHeartbeat(
-                request=0,
-                member_id=request.member_id,
-                member_epoch=request.member_epoch,
-                rebalance_timeout_ms=request.rebalance_timeout_ms,
-                subscribed_topics=None if topics is None else frozenset(topics),
-                subscribed_regex=request.subscribed_regex,
-                server_assignor=request.server_assignor,
-                owned=owned,
-                client_id=self._client_id,
-                since_poll_ms=request.since_poll_ms,
-            ),
-        )
-        assignment = None
-        if beat.assignment is not None:
-            assignment = tuple(
-                AssignedPartition(entry.topic, str(entry.topic_id), partition)
-                for entry in beat.assignment
-                for partition in entry.partitions
-            )
-        return ConsumerHeartbeatAnswer(beat.member_epoch, beat.heartbeat_interval_ms, assignment)
 
 
 def new_membership(described: GroupDescription | None, options: MemberOptions) -> Membership:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.effects import Answer, AppendRecord, Effect
+from consumer_offsets.effects import AppendRecord, Effect, Respond
 from consumer_offsets.instances.instance_record import InstanceRecord, InstanceValue
 from logstore.errors import InstanceExistsError, LogStoreError, UnknownInstanceError
 from logstore.limits import SHOWN_NAME_LENGTH_MAX
@@ -74,7 +74,7 @@ class InstanceTable:
         if error is None:
             self.replay(event.key, event.value)
             yield AppendRecord(InstanceRecord(event.key, event.value))
-        yield Answer(event.request, error)
+        yield Respond(event.request, error)
 
     def committed(self, key: InstanceKey, places: Container[TopicPartition]) -> Iterator[Effect]:
         """Drop the starts of ``places``, whose offsets the instance commits."""

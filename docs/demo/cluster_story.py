@@ -15,10 +15,10 @@ from docs.demo.progress import Advance, Steps
 from docs.demo.reading import read_at_broker, times_stored
 from docs.demo.spark_reading import read_table
 from logstore.client.admin import Admin
-from logstore.client.metadata import PartitionReplicas
 from logstore.client.producer import Producer
 from logstore.client.producer.delivery import BatchDelivery
 from logstore.cluster_processes.broker_process import BrokerEntry
+from logstore.protocol.messages.cluster import PartitionReplicas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

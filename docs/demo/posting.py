@@ -11,9 +11,9 @@ import msgspec
 from docs.demo.flights import Batch, DemoError
 from docs.demo.progress import Advance
 from logstore.client.admin import Admin
-from logstore.client.metadata import TopicDescription
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError, UnknownTopicError
+from logstore.protocol.messages.topics import Topic
 
 PARTITIONS = 4
 # Each partition has many segments, so that a read of a range can skip some, and retention can remove some. A key is the
@@ -99,7 +99,7 @@ def _post_stream(url: str, topic: str, stream: Iterable[Batch], advance: Advance
     return acknowledged
 
 
-def _is_of_demo(url: str, topic: TopicDescription) -> bool:
+def _is_of_demo(url: str, topic: Topic) -> bool:
     """Return whether the topic is empty or begins with a flight."""
     with Transport(url, client_id=CLIENT_ID) as transport:
         for partition in topic.partitions:

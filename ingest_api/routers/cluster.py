@@ -13,7 +13,12 @@ from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routers.links import page_size, store_url
 from ingest_api.routes import requires
-from ingest_api.schemas.cluster import (
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import PartitionState, Topic
+from logstore.broker.cluster import PartitionCounts, is_under_min_isr
+from logstore.broker.forwarding import Target
+from logstore.cluster.cluster_state import ElectionType
+from logstore.protocol.messages.cluster import (
     BrokerDescription,
     ClusterDescription,
     ElectedLeaders,
@@ -23,11 +28,6 @@ from ingest_api.schemas.cluster import (
     PartitionReplicasList,
     PartitionsQuery,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import PartitionState, Topic
-from logstore.broker.cluster import PartitionCounts, is_under_min_isr
-from logstore.broker.forwarding import Target
-from logstore.cluster.coordinator import ElectionType
 
 # Other tasks of the event loop have their turn after this many partitions.
 _STEP = 200
@@ -55,7 +55,7 @@ async def describe_cluster(request: Request, context: Context, broker: StoreBrok
     return ClusterDescription(
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,
-        brokers=[
+        brokers=tuple(
             BrokerDescription(
                 broker_id=one.id,
                 url=one.url or store_url(request),
@@ -64,7 +64,7 @@ async def describe_cluster(request: Request, context: Context, broker: StoreBrok
                 leaders=leaders[one.id],
             )
             for one in broker.brokers_by_id.values()
-        ],
+        ),
         partitions=counts.partitions,
         under_replicated_partitions=counts.under_replicated,
         unavailable_partitions=counts.unavailable,
@@ -94,7 +94,7 @@ async def list_partitions(
         if looked_at >= _STEP:
             looked_at = 0
             await asyncio.sleep(0)
-    return PartitionReplicasList(partitions=found, next=following)
+    return PartitionReplicasList(partitions=tuple(found), next=following)
 
 
 @router.post(
@@ -113,7 +113,7 @@ async def elect_leaders(context: Context, broker: StoreBroker, asked: ElectLeade
             partitions.setdefault(one.topic, set()).add(one.partition)
     elected = await broker.elect_leaders(context, ElectionType(asked.election_type), partitions)
     return ElectedLeaders(
-        partitions=[
+        partitions=tuple(
             ElectedPartition(
                 topic=topic,
                 partition=number,
@@ -122,7 +122,7 @@ async def elect_leaders(context: Context, broker: StoreBroker, asked: ElectLeade
                 message=None if isinstance(how, int) else shown_message(how.message),
             )
             for (topic, number), how in sorted(elected.items(), key=lambda found: found[0])
-        ]
+        )
     )
 
 
@@ -142,8 +142,8 @@ def _partition(topic: Topic, number: int, state: PartitionState) -> PartitionRep
         partition=number,
         leader=state.leader,
         leader_epoch=state.leader_epoch,
-        replicas=[*state.replicas],
-        in_sync_replicas=[*state.in_sync_replicas],
-        adding_replicas=[*state.adding_replicas],
-        removing_replicas=[*state.removing_replicas],
+        replicas=tuple(state.replicas),
+        in_sync_replicas=tuple(state.in_sync_replicas),
+        adding_replicas=tuple(state.adding_replicas),
+        removing_replicas=tuple(state.removing_replicas),
     )

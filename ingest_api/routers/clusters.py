@@ -6,12 +6,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api.dependencies import ClusterBroker, Context, StoreBroker, TopicInCluster, TopicName
+from ingest_api.message_models import model_of
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.parameters import shown
 from ingest_api.routers.links import link, list_metadata, reassignment_link, resource_metadata
 from ingest_api.routes import requires
-from ingest_api.schemas.administration import (
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
+from logstore.broker.forwarding import Target
+from logstore.errors import InvalidConfigError
+from logstore.protocol.messages.administration import (
     Cluster,
     ClusterList,
     ClusterTopic,
@@ -21,11 +27,6 @@ from ingest_api.schemas.administration import (
     Link,
     UpdateTopicRequest,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
-from logstore.broker.context import INTERNAL
-from logstore.broker.forwarding import Target
-from logstore.errors import InvalidConfigError
 
 router = model_router(AdministrationRoute, tags=["administration"])
 
@@ -34,7 +35,7 @@ router = model_router(AdministrationRoute, tags=["administration"])
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_clusters(request: Request, broker: StoreBroker) -> ClusterList:
     """List the one cluster that this server belongs to."""
-    return ClusterList(metadata=list_metadata(request), data=[_cluster(request, broker)])
+    return ClusterList(metadata=list_metadata(request), data=(_cluster(request, broker),))
 
 
 @router.get("/v3/clusters/{cluster_id}", operation_id="getCluster", response_description="This cluster.")
@@ -51,7 +52,7 @@ async def list_cluster_topics(request: Request, context: Context, broker: Cluste
     topics = broker.topics(context, include_internal=True)
     return ClusterTopicList(
         metadata=list_metadata(request, broker.cluster_id, "topics"),
-        data=[_topic(request, broker, topic) for topic in topics],
+        data=tuple(_topic(request, broker, topic) for topic in topics),
     )
 
 
@@ -61,7 +62,7 @@ async def list_cluster_topics(request: Request, context: Context, broker: Cluste
     status_code=201,
     response_description="Created, durably.",
     responses={
-        200: {"model": ClusterTopic, "description": "The topic could be created (`validate_only`)."},
+        200: {"model": model_of(ClusterTopic), "description": "The topic could be created (`validate_only`)."},
         **refusals(400, 503),
     },
 )

@@ -12,7 +12,12 @@ from ingest_api.operations import refusals
 from ingest_api.routers.clusters import config_changes
 from ingest_api.routers.links import list_metadata, page_size, resource_metadata
 from ingest_api.routes import requires
-from ingest_api.schemas.administration import (
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.configs import topic_layers
+from logstore.broker.forwarding import Target
+from logstore.errors import InvalidConfigError
+from logstore.protocol.messages.administration import (
     AlterConfigsRequest,
     ConfigEntry,
     ConfigSynonym,
@@ -21,11 +26,6 @@ from ingest_api.schemas.administration import (
     TopicConfigList,
     UpdateConfigRequest,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
-from logstore.broker.configs import topic_layers
-from logstore.broker.forwarding import Target
-from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, ConfigKey, config_key
 
 _CONFIGS = "/v3/clusters/{cluster_id}/topics/{topic}/configs"
@@ -62,7 +62,7 @@ async def list_all_configs(
         metadata=list_metadata(
             request, broker.cluster_id, "topics", "-", "configs", query=query, next_token=next_token
         ),
-        data=[_config(request, broker, topics[name], key) for name in shown for key in CONFIG_KEYS],
+        data=tuple(_config(request, broker, topics[name], key) for name in shown for key in CONFIG_KEYS),
     )
 
 
@@ -72,7 +72,7 @@ async def list_configs(request: Request, broker: ClusterBroker, topic: TopicInCl
     """List every key with its value, set or default."""
     return TopicConfigList(
         metadata=list_metadata(request, broker.cluster_id, "topics", topic.name, "configs"),
-        data=[_config(request, broker, topic, key) for key in CONFIG_KEYS],
+        data=tuple(_config(request, broker, topic, key) for key in CONFIG_KEYS),
     )
 
 
@@ -144,5 +144,5 @@ def _config(request: Request, broker: Broker, topic: Topic, key: ConfigKey) -> T
         is_read_only=False,
         is_sensitive=False,
         source=layers[0].source,
-        synonyms=[ConfigSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in layers],
+        synonyms=tuple(ConfigSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in layers),
     )

@@ -6,7 +6,6 @@ from typing import Annotated, Final
 from fastapi import Depends, Path, Query
 from starlette.requests import Request
 
-from consumer_offsets.group_listings import GroupListing
 from consumer_offsets.group_queries import PartitionLag
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from ingest_api.dependencies import ClusterBroker, Context, GroupInPath, GroupName, PartitionNumber, State, TopicName
@@ -15,10 +14,11 @@ from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.parameters import shown
 from ingest_api.routers.links import link, list_metadata, page_size, resource_metadata
 from ingest_api.routes import requires
-from ingest_api.schemas import consumer_groups as schemas
-from ingest_api.schemas.administration import Link, PageQuery, ResourceMetadata
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker
+from logstore.protocol.messages import consumer_groups as messages
+from logstore.protocol.messages.administration import Link, PageQuery, ResourceMetadata
+from logstore.protocol.messages.groups import GroupListing
 
 _GROUPS: Final = "/v3/clusters/{cluster_id}/consumer-groups"
 _GROUP: Final = f"{_GROUPS}/{{group}}"
@@ -46,31 +46,31 @@ ConsumerInPath = Annotated[MemberDescription, Depends(_consumer)]
 @requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
 async def list_groups(
     request: Request, state: State, context: Context, broker: ClusterBroker, query: Annotated[PageQuery, Query()]
-) -> schemas.ConsumerGroupList:
+) -> messages.ConsumerGroupList:
     """List the groups that have members or committed offsets, by name, a page at a time."""
     page = await state.groups.list_all_groups(context, after=query.page_token, limit=page_size(query))
-    return schemas.ConsumerGroupList(
+    return messages.ConsumerGroupList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", query=query, next_token=page.next),
-        data=[
+        data=tuple(
             _group(request, broker, group, state.groups.coordinator_of(context, group.group)) for group in page.groups
-        ],
+        ),
     )
 
 
 @router.get(_GROUP, operation_id="getConsumerGroup", response_description="The group.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
-async def get_group(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerGroup:
+async def get_group(request: Request, broker: ClusterBroker, group: GroupInPath) -> messages.ConsumerGroup:
     """Return one group."""
     return _group(request, broker, group, broker.broker_id)
 
 
 @router.get(f"{_GROUP}/consumers", operation_id="listConsumers", response_description="The members of the group.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
-async def list_consumers(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerList:
+async def list_consumers(request: Request, broker: ClusterBroker, group: GroupInPath) -> messages.ConsumerList:
     """List the members of a group."""
-    return schemas.ConsumerList(
+    return messages.ConsumerList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", group.group, "consumers"),
-        data=[_member(request, broker, group.group, member) for member in group.members],
+        data=tuple(_member(request, broker, group.group, member) for member in group.members),
     )
 
 
@@ -78,7 +78,7 @@ async def list_consumers(request: Request, broker: ClusterBroker, group: GroupIn
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_consumer(
     request: Request, broker: ClusterBroker, group: GroupName, member: ConsumerInPath
-) -> schemas.Consumer:
+) -> messages.Consumer:
     """Return one member."""
     return _member(request, broker, group, member)
 
@@ -87,12 +87,12 @@ async def get_consumer(
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def list_assignments(
     request: Request, broker: ClusterBroker, group: GroupName, member: ConsumerInPath
-) -> schemas.ConsumerAssignmentList:
+) -> messages.ConsumerAssignmentList:
     """List the partitions that a member reads."""
     path = ("consumer-groups", group, "consumers", member.member_id, "assignments")
-    return schemas.ConsumerAssignmentList(
+    return messages.ConsumerAssignmentList(
         metadata=list_metadata(request, broker.cluster_id, *path),
-        data=[_assignment(request, broker, group, member, *place) for place in member.assignment],
+        data=tuple(_assignment(request, broker, group, member, *place) for place in member.assignment),
     )
 
 
@@ -109,7 +109,7 @@ async def get_assignment(
     member: ConsumerInPath,
     topic: TopicName,
     partition: PartitionNumber,
-) -> schemas.ConsumerAssignment:
+) -> messages.ConsumerAssignment:
     """Return one partition that a member reads."""
     if (topic, partition) not in member.assignment:
         raise NoSuchResourceError(f"Consumer {shown(member.member_id)} does not read {topic}-{partition}.")
@@ -122,19 +122,21 @@ async def get_assignment(
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_lag_summary(
     request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
-) -> schemas.ConsumerGroupLagSummary:
+) -> messages.ConsumerGroupLagSummary:
     """Return the total lag of a group, and the lag of the partition that is furthest behind."""
     lags = await state.groups.fetch_lag(context, group)
     if not lags:
         raise NoSuchResourceError(f"Group {group!r} has committed no offset, and reads no partition: it has no lag.")
     worst = max(lags, key=lambda each: each.lag)
-    names = resource_metadata(request, broker, **{"consumer-group": group})
-    names.self = link(request, broker.cluster_id, "consumer-groups", group, "lag-summary")
-    names.resource_name = f"{names.resource_name}/lag-summary"
+    whole = resource_metadata(request, broker, **{"consumer-group": group})
+    metadata = ResourceMetadata(
+        self=link(request, broker.cluster_id, "consumer-groups", group, "lag-summary"),
+        resource_name=f"{whole.resource_name}/lag-summary",
+    )
     reader = (worst.member.member_id,) if worst.member else ()
     place = ("topics", worst.topic, "partitions", str(worst.partition))
-    return schemas.ConsumerGroupLagSummary(
-        metadata=names,
+    return messages.ConsumerGroupLagSummary(
+        metadata=metadata,
         cluster_id=broker.cluster_id,
         consumer_group_id=group,
         max_lag_consumer_id=worst.member.member_id if worst.member else "",
@@ -153,13 +155,13 @@ async def get_lag_summary(
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def list_lags(
     request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
-) -> schemas.ConsumerLagList:
+) -> messages.ConsumerLagList:
     """List the lag of a group in each partition, the largest first."""
     found = await state.groups.fetch_lag(context, group)
     lags = sorted(found, key=lambda each: (-each.lag, each.topic, each.partition))
-    return schemas.ConsumerLagList(
+    return messages.ConsumerLagList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", group, "lags"),
-        data=[_lag(request, broker, group, each) for each in lags],
+        data=tuple(_lag(request, broker, group, each) for each in lags),
     )
 
 
@@ -177,7 +179,7 @@ async def get_lag(
     group: GroupName,
     topic: TopicName,
     partition: PartitionNumber,
-) -> schemas.ConsumerLag:
+) -> messages.ConsumerLag:
     """Return the lag of a group in one partition."""
     for each in await state.groups.fetch_lag(context, group):
         if (each.topic, each.partition) == (topic, partition):
@@ -190,9 +192,9 @@ async def get_lag(
 
 def _group(
     request: Request, broker: Broker, group: GroupDescription | GroupListing, coordinator: int
-) -> schemas.ConsumerGroup:
+) -> messages.ConsumerGroup:
     path = (broker.cluster_id, "consumer-groups", group.group)
-    return schemas.ConsumerGroup.model_validate(
+    return messages.ConsumerGroup.of(
         {
             "metadata": resource_metadata(request, broker, **{"consumer-group": group.group}),
             "cluster_id": broker.cluster_id,
@@ -209,10 +211,10 @@ def _group(
     )
 
 
-def _member(request: Request, broker: Broker, group: str, member: MemberDescription) -> schemas.Consumer:
+def _member(request: Request, broker: Broker, group: str, member: MemberDescription) -> messages.Consumer:
     names = {"consumer-group": group, "consumer": member.member_id}
     path = ("consumer-groups", group, "consumers", member.member_id, "assignments")
-    return schemas.Consumer(
+    return messages.Consumer(
         metadata=resource_metadata(request, broker, **names),
         cluster_id=broker.cluster_id,
         consumer_group_id=group,
@@ -225,10 +227,10 @@ def _member(request: Request, broker: Broker, group: str, member: MemberDescript
 
 def _assignment(
     request: Request, broker: Broker, group: str, member: MemberDescription, topic: str, partition: int
-) -> schemas.ConsumerAssignment:
+) -> messages.ConsumerAssignment:
     place = {"topic": topic, "partition": str(partition)}
     names = {"consumer-group": group, "consumer": member.member_id, "assignment": topic, "partition": str(partition)}
-    return schemas.ConsumerAssignment(
+    return messages.ConsumerAssignment(
         metadata=resource_metadata(request, broker, **names),
         cluster_id=broker.cluster_id,
         consumer_group_id=group,
@@ -240,8 +242,8 @@ def _assignment(
     )
 
 
-def _lag(request: Request, broker: Broker, group: str, lag: PartitionLag) -> schemas.ConsumerLag:
-    return schemas.ConsumerLag(
+def _lag(request: Request, broker: Broker, group: str, lag: PartitionLag) -> messages.ConsumerLag:
+    return messages.ConsumerLag(
         metadata=_lag_metadata(request, broker, group, lag.topic, lag.partition),
         cluster_id=broker.cluster_id,
         consumer_group_id=group,

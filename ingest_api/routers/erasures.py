@@ -8,7 +8,12 @@ from ingest_api.dependencies import Context, StoreBroker, TopicInPath
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
-from ingest_api.schemas.erasures import (
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker
+from logstore.broker.broker import Topic as OpenTopic
+from logstore.broker.forwarding import Target
+from logstore.log.table_erasure import ErasureProgress as Progress
+from logstore.protocol.messages.erasures import (
     ErasedBroker,
     ErasureProgress,
     ErasureRepeat,
@@ -17,11 +22,6 @@ from ingest_api.schemas.erasures import (
     ErasureRequest,
     ErasuresTopic,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker
-from logstore.broker.broker import Topic as OpenTopic
-from logstore.broker.forwarding import Target
-from logstore.log.table_erasure import ErasureProgress as Progress
 from logstore.records.erasure_record import Erasure
 from logstore.records.key_texts import key_bytes
 from logstore.records.where.parser import parse_where
@@ -51,7 +51,7 @@ async def erase(broker: StoreBroker, context: Context, topic: TopicInPath, reque
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.TABLE_LEADER)
 async def list_erasures(broker: StoreBroker, topic: TopicInPath) -> ErasureReports:
     """List the reports of all erasures of a topic, oldest first."""
-    return ErasureReports(erasures=[_report(broker, topic, one.id) for one in broker.erasing.reports(topic)])
+    return ErasureReports(erasures=tuple(_report(broker, topic, one.id) for one in broker.erasing.reports(topic)))
 
 
 @router.get("/topics/{topic}/erasures/{erasure}", operation_id="getErasure", response_description="The report.")
@@ -97,7 +97,7 @@ def _report(broker: Broker, topic: OpenTopic, erasure_id: str) -> ErasureReport:
 def _answer(
     record: Erasure, progress: Progress, waiting: str | None, state: str, *, files: int, is_dry: bool = False
 ) -> ErasureReport:
-    return ErasureReport.model_validate(
+    return ErasureReport.of(
         {
             "erasure": record.id,
             "state": state,
@@ -114,11 +114,11 @@ def _answer(
             "rewritten_files": files,
             "deleted_files": [*record.deleted_files],
             "deleted_files_count": record.deleted_count,
-            "brokers": [ErasedBroker.model_validate(one) for one in record.brokers],
+            "brokers": [ErasedBroker.of(one) for one in record.brokers],
             "pending": [*record.pending],
             "waiting": None if state == "erased" else waiting,
-            "progress": ErasureProgress.model_validate(progress),
-            "repeats": [ErasureRepeat.model_validate(one) for one in record.repeats],
+            "progress": ErasureProgress.of(progress),
+            "repeats": [ErasureRepeat.of(one) for one in record.repeats],
             "not_reached": [*record.not_reached],
         }
     )

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
-from ingest_api.content_types import answer_media_type
+from ingest_api.content_types import response_media_type
 from ingest_api.errors import EVENT_STREAM, ParameterError
 from ingest_api.event_chunks import Form, Reading
 from ingest_api.event_position import LAST_EVENT_ID, StreamPartition, parse_position
@@ -56,7 +56,7 @@ async def events(request: Request) -> Response:
     form = (Form.JSON, Form.BINARY)[_chosen(EVENT_FORMAT, query)]
     isolation = Isolation(_chosen(ISOLATION_LEVEL, query))
     context = context_of(request)
-    answer_media_type(request.headers, (EVENT_STREAM,))
+    response_media_type(request.headers, (EVENT_STREAM,))
     json_key, string_key = _keys(query, form)
     numbers = _numbers(query.get(PARTITION.name))
     topic = await topic_to_consume(context, request, state.broker, max(numbers or [0]))

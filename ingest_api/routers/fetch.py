@@ -11,19 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
-from ingest_api.answers import RecordsResponse
-from ingest_api.bodies import answer_wanted, receive_model
-from ingest_api.content_types import answer_media_type
+from ingest_api.bodies import answer_wanted, receive_message, required
+from ingest_api.content_types import response_media_type
 from ingest_api.guard import context_of
 from ingest_api.parameters import read_query, selection_of
+from ingest_api.record_responses import RecordsResponse
 from ingest_api.routes import declared_router, requires
-from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, encode_fetch_response
+from logstore.protocol.messages.records import FetchRequest
 from logstore.protocol.record_batch import RecordBatch, encode_batches
 
 router = declared_router(tags=["records"])
@@ -35,8 +35,8 @@ async def fetch_many(request: Request) -> Response:
     """Read records of many partitions, each from its offset on; wait for records when all are at their ends."""
     read_query(request)
     state = api_state(request)
-    media_type = answer_media_type(request.headers, (MEDIA_TYPE,))
-    asked = await receive_model(request, FetchRequest)
+    media_type = response_media_type(request.headers, (MEDIA_TYPE,))
+    asked = required(await receive_message(request, FetchRequest))
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
     where = selection_of(None, asked.where)
     limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms, where=where)

@@ -12,7 +12,9 @@ from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.parameters import IntegerParameter, shown
 from ingest_api.routes import requires
-from ingest_api.schemas.groups import (
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.protocol.error_codes import code_of
+from logstore.protocol.messages.groups import (
     CommitOffsetsRequest,
     CommittedOffset,
     CommittedOffsets,
@@ -25,13 +27,10 @@ from ingest_api.schemas.groups import (
     GroupOffset,
     GroupOffsets,
     GroupOffsetsQuery,
-    OffsetReset,
     PartitionLag,
     ResetOffsets,
     ResetOffsetsRequest,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.protocol.error_codes import code_of
 
 #: Kafka's names of the states of groups; as in Kafka, upper and lower case are the same.
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Stable", "Dead")
@@ -56,8 +55,7 @@ async def list_group_listings(
     limit = _LIMIT.read(query.limit) if query.limit is not None else _LIMIT.default
     assert limit is not None
     states = None if query.states is None else {_state(name) for name in query.states.split(",")}
-    page = await state.groups.list_all_groups(context, after=query.after, limit=limit, states=states)
-    return GroupListings.model_validate(page)
+    return await state.groups.list_all_groups(context, after=query.after, limit=limit, states=states)
 
 
 @router.post(
@@ -86,7 +84,7 @@ async def commit_offsets(
         generation=asked.generation,
         group_instance_id=asked.group_instance_id,
     )
-    return CommittedOffsets(offsets=[CommittedOffset.model_validate(offset) for offset in offsets])
+    return CommittedOffsets(offsets=tuple(CommittedOffset.of(offset) for offset in offsets))
 
 
 @router.get("/groups/{group}/offsets", operation_id="getGroupOffsets", response_description="The committed offsets.")
@@ -96,7 +94,7 @@ async def get_offsets(
 ) -> GroupOffsets:
     """List the group's committed offsets, by topic and partition."""
     committed = state.groups.committed(context, group, query.topic)
-    return GroupOffsets(offsets=[GroupOffset.model_validate(entry) for entry in committed])
+    return GroupOffsets(offsets=tuple(GroupOffset.of(entry) for entry in committed))
 
 
 @router.get("/groups/{group}/lag", operation_id="getGroupLag", response_description="The lag.")
@@ -110,7 +108,7 @@ async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
         max_lag=max((found.lag for found in lags), default=0),
         records_behind=sum(found.lag if found.records_behind is None else found.records_behind for found in lags),
         max_lag_ms=max((found.lag_ms for found in lags if found.lag_ms is not None), default=None),
-        partitions=[PartitionLag.model_validate(found) for found in lags],
+        partitions=tuple(PartitionLag.of(found) for found in lags),
     )
 
 
@@ -125,9 +123,7 @@ async def reset_offsets(state: State, context: Context, group: GroupName, asked:
     """Commit where a group without members is to read next, for all the partitions or none; makes it if need be."""
     topics = None if asked.topics is None else {each.topic: each.partitions or () for each in asked.topics}
     offsets = await state.groups.reset(context, group, _target(asked), topics, dry_run=asked.dry_run)
-    return ResetOffsets(
-        group=group, dry_run=asked.dry_run, offsets=[OffsetReset.model_validate(offset) for offset in offsets]
-    )
+    return ResetOffsets(group=group, dry_run=asked.dry_run, offsets=tuple(offsets))
 
 
 @router.post(
@@ -141,14 +137,14 @@ async def delete_groups(state: State, context: Context, asked: DeleteGroupsReque
     """Delete several groups without members, with all their committed offsets."""
     errors = await state.groups.delete_groups(context, asked.groups)
     return DeletedGroups(
-        groups=[
+        groups=tuple(
             DeletedGroup(
                 group=group,
                 error_code=None if error is None else code_of(error),
                 message=None if error is None else error.message,
             )
             for group, error in errors.items()
-        ]
+        )
     )
 
 

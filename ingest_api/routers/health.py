@@ -4,8 +4,8 @@ from ingest_api.dependencies import Context, State
 from ingest_api.model_routes import model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import open_to_all
-from ingest_api.schemas.status import Health, Readiness, TopicProblem
 from logstore.errors import BrokerNotReadyError
+from logstore.protocol.messages.status import Health, Readiness, TopicProblem
 
 router = model_router(tags=["health"])
 
@@ -33,5 +33,5 @@ async def ready(state: State, context: Context) -> Readiness:
     """
     if state.not_ready_reason is not None:
         raise BrokerNotReadyError(f"Not ready: {state.not_ready_reason}.")
-    problems = [TopicProblem.model_validate(found) for found in state.broker.problems(context)]
+    problems = tuple(TopicProblem.of(found) for found in state.broker.problems(context))
     return Readiness(status="ready", problems=problems)

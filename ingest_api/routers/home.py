@@ -13,17 +13,17 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.content_types import JSON, METADATA_TYPES, answer_media_type, asks_for
+from ingest_api.content_types import JSON, METADATA_TYPES, asks_for, response_media_type
 from ingest_api.errors import NoSuchResourceError, NotAcceptableError
 from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routers.status import topic_status
 from ingest_api.routes import declared_router, open_to_all
-from ingest_api.schemas.status import TopicStatus
 from ingest_api.state import ApiState, api_state
 from logstore import __version__
 from logstore.broker.context import RequestContext
 from logstore.errors import BrokerNotReadyError
+from logstore.protocol.messages.status import TopicStatus
 
 router = declared_router(include_in_schema=False)
 
@@ -80,7 +80,7 @@ async def home(request: Request) -> Response:
 
 def _is_for_people(request: Request) -> bool:
     try:
-        chosen = answer_media_type(request.headers, (_HTML, *METADATA_TYPES))
+        chosen = response_media_type(request.headers, (_HTML, *METADATA_TYPES))
     except NotAcceptableError:
         return False
     # Many client libraries send "application/json, */*".

@@ -15,9 +15,8 @@ from consumer_offsets.instances.consumer_instance import ConsumerInstance
 from consumer_offsets.instances.instance_group import AUTO_COMMIT_S
 from consumer_offsets.instances.instance_home import Polled, PolledPartition
 from ingest_api import operations
-from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import CONNECTION, answer_wanted
-from ingest_api.content_types import KAFKA_BINARY_V2, KAFKA_JSON_V2, METADATA_TYPES, answer_media_type
+from ingest_api.content_types import KAFKA_BINARY_V2, KAFKA_JSON_V2, METADATA_TYPES, response_media_type
 from ingest_api.errors import EVENT_STREAM, EmbeddedFormatError, NotAcceptableError
 from ingest_api.event_chunks import Form, Reading
 from ingest_api.event_hub import EventHub
@@ -25,6 +24,7 @@ from ingest_api.event_position import LAST_EVENT_ID, Partitions, StreamPartition
 from ingest_api.event_stream import HEAD_ONLY, EventStream, EventStreamResponse
 from ingest_api.guard import context_of
 from ingest_api.parameters import POLL_MAX_BYTES, POLL_TIMEOUT, read_query, required
+from ingest_api.record_responses import RecordsResponse
 from ingest_api.routers.records import gather
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
@@ -80,7 +80,7 @@ def _names(request: Request) -> tuple[str, str]:
 def _media_type(request: Request, embedded: str) -> str:
     """Return the media type of the response. Raises EmbeddedFormatError, NotAcceptableError."""
     try:
-        return answer_media_type(request.headers, (_TYPES[embedded], *METADATA_TYPES))
+        return response_media_type(request.headers, (_TYPES[embedded], *METADATA_TYPES))
     except NotAcceptableError:
         if _asks_for_another(request, embedded):
             raise EmbeddedFormatError(
@@ -93,7 +93,7 @@ def _media_type(request: Request, embedded: str) -> str:
 def _asks_for_another(request: Request, embedded: str) -> bool:
     """Return whether Accept allows another embedded format."""
     with contextlib.suppress(NotAcceptableError):
-        answer_media_type(request.headers, [media_type for name, media_type in _TYPES.items() if name != embedded])
+        response_media_type(request.headers, [media_type for name, media_type in _TYPES.items() if name != embedded])
         return True
     return False
 
@@ -152,7 +152,7 @@ async def stream_events(request: Request) -> Response:
     instance = state.groups.instances.get(context, *_names(request))
     config = instance.value.config
     read_query(request)
-    answer_media_type(request.headers, (EVENT_STREAM,))
+    response_media_type(request.headers, (EVENT_STREAM,))
     async with contextlib.AsyncExitStack() as turn:
         await turn.enter_async_context(instance.used())
         if not await turn.enter_async_context(instance.streaming(_TURN_MS)):

@@ -18,8 +18,12 @@ from ingest_api.operations import NAME_PATTERN, refusals
 from ingest_api.parameters import shown
 from ingest_api.routers.links import address
 from ingest_api.routes import requires
-from ingest_api.schemas.instances import (
-    AssignedPartition,
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.errors import IllegalStateError, InvalidInstanceConfigError, InvalidRequestError, UnknownPartitionError
+from logstore.limits import FETCH_WAIT_MS_MAX, INSTANCE_NAME_LENGTH_MAX
+from logstore.log.isolation import Isolation
+from logstore.protocol.members.identity import TopicPartition
+from logstore.protocol.messages.instances import (
     CreatedInstance,
     CreateInstanceRequest,
     InstanceAssignments,
@@ -34,11 +38,7 @@ from ingest_api.schemas.instances import (
     Subscription,
     SubscriptionRequest,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.errors import IllegalStateError, InvalidInstanceConfigError, InvalidRequestError, UnknownPartitionError
-from logstore.limits import FETCH_WAIT_MS_MAX, INSTANCE_NAME_LENGTH_MAX
-from logstore.log.isolation import Isolation
-from logstore.protocol.members.identity import TopicPartition
+from logstore.protocol.messages.members import AssignedTopicPartition
 from logstore.quantities import TIME_FORMS, timestamp_ms
 
 _INSTANCE: Final = "/consumers/{group}/instances/{instance}"
@@ -49,7 +49,7 @@ _INT32_MAX: Final = 2**31 - 1
 class InstanceRoute(MetadataRoute):
     """A route where clients may send and accept the media type of their embedded format."""
 
-    answer_types = (*METADATA_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
+    response_types = (*METADATA_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
     request_types = (*JSON_REQUEST_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
 
 
@@ -86,7 +86,7 @@ async def create_instance(
     request: Request, state: State, context: Context, group: GroupName, asked: CreateInstanceRequest | None = None
 ) -> CreatedInstance:
     """Make a consumer that the store holds: it reads for one client, alone or as a member of the group."""
-    asked = asked or CreateInstanceRequest.model_validate({})
+    asked = asked or CreateInstanceRequest()
     config = _config(asked, state.settings.consumer_request_timeout_ms)
     name = await state.groups.instances.create(context, group, asked.name or asked.id, config)
     host = ":".join(filter(None, address(request)))
@@ -183,7 +183,7 @@ async def subscribe(context: Context, instance: Instance, asked: SubscriptionReq
 @requires(Operation.READ, ResourceType.GROUP)
 async def get_subscription(instance: Instance) -> Subscription:
     """Topics that the instance is subscribed to; of a pattern those that match it now."""
-    return Subscription(topics=instance.subscription())
+    return Subscription(topics=tuple(instance.subscription()))
 
 
 @router.delete(
@@ -222,7 +222,9 @@ async def assign(context: Context, instance: Instance, asked: InstancePartitions
 async def get_assignments(instance: Instance) -> InstanceAssignments:
     """Partitions that the instance holds: assigned by the client, or by the group."""
     held = instance.assignment()
-    return InstanceAssignments(partitions=[AssignedPartition(topic=at.topic, partition=at.partition) for at in held])
+    return InstanceAssignments(
+        partitions=tuple(AssignedTopicPartition(topic=at.topic, partition=at.partition) for at in held)
+    )
 
 
 @router.post(
@@ -318,12 +320,12 @@ async def get_offsets(
         raise UnknownPartitionError("Partition not found: send a body with partitions.")
     committed = instance.committed(context, [_place(one) for one in asked.partitions])
     return InstanceCommittedOffsets(
-        offsets=[
+        offsets=tuple(
             InstanceCommittedOffset(
                 topic=at.topic, partition=at.partition, offset=found.offset, metadata=found.metadata
             )
             for at, found in committed.items()
-        ]
+        )
     )
 
 

@@ -3,12 +3,13 @@
 from typing import Final
 from urllib.parse import quote, urlencode
 
+from msgspec import structs
 from starlette.requests import Request
 
 from ingest_api.parameters import IntegerParameter
 from ingest_api.routes import GROUP_IN_QUERY
-from ingest_api.schemas.administration import ListMetadata, PageQuery, ResourceMetadata
 from logstore.broker.broker import Broker
+from logstore.protocol.messages.administration import ListMetadata, PageQuery, ResourceMetadata
 
 #: Entries of a page. They are made on the event loop, in about 50 us each.
 PAGE_SIZE_MAX: Final = 1_000
@@ -48,7 +49,7 @@ def list_metadata(
     whole = link(request, *parts)
     if query is None:
         return ListMetadata(self=whole)
-    given = query.model_dump(exclude_none=True)
+    given = {name: value for name, value in structs.asdict(query).items() if value is not None}
     following = None if next_token is None else f"{whole}?{urlencode({**given, 'page_token': next_token})}"
     return ListMetadata(self=f"{whole}?{urlencode(given)}" if given else whole, next=following)
 

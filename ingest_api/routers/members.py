@@ -2,14 +2,18 @@
 and the description of a group.
 """
 
+from msgspec import structs
+
 from consumer_offsets.groups import events
-from consumer_offsets.groups.responses import AssignedTopic
 from ingest_api.dependencies import Context, GroupInPath, MemberGroupName, State
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
-from ingest_api.schemas.members import (
-    AssignedPartition,
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.errors import InvalidRequestError
+from logstore.protocol.error_codes import code_of
+from logstore.protocol.messages.members import (
+    AssignedTopicPartition,
     ConsumerGroupHeartbeat,
     ConsumerGroupHeartbeatRequest,
     GroupDescription,
@@ -19,12 +23,10 @@ from ingest_api.schemas.members import (
     LeaveGroupRequest,
     LeftGroup,
     LeftMember,
+    MemberDescription,
     SyncedGroup,
     SyncGroupRequest,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.errors import InvalidRequestError
-from logstore.protocol.error_codes import code_of
 
 router = model_router(MetadataRoute, tags=["groups"])
 
@@ -41,24 +43,14 @@ async def join(state: State, context: Context, group: MemberGroupName, asked: Jo
 
     Answers when all members have joined: keep the connection for `rebalance_timeout_ms`.
     """
-    joined = await state.groups.members.join(
-        context,
-        group,
-        events.JoinGroup(
-            request=0,
-            member_id=asked.member_id,
-            new_member_id=asked.member_id,
-            protocol_type=asked.protocol_type,
-            protocols=tuple(events.JoinProtocol(protocol.name, protocol.metadata) for protocol in asked.protocols),
-            session_timeout_ms=asked.session_timeout_ms,
-            rebalance_timeout_ms=asked.rebalance_timeout_ms,
-            instance_id=asked.group_instance_id,
-            client_id=context.client_id,
-            client_host=context.peer,
-            reason=asked.reason,
-        ),
+    event = events.JoinGroup(
+        **structs.asdict(asked),
+        request=0,
+        new_member_id=asked.member_id,
+        client_id=context.client_id,
+        client_host=context.peer,
     )
-    return JoinedGroup.model_validate(joined)
+    return JoinedGroup.of(await state.groups.members.join(context, group, event))
 
 
 @router.post(
@@ -70,20 +62,8 @@ async def join(state: State, context: Context, group: MemberGroupName, asked: Jo
 @requires(Operation.READ, ResourceType.GROUP)
 async def sync(state: State, context: Context, group: MemberGroupName, asked: SyncGroupRequest) -> SyncedGroup:
     """Get this member's assignment; the leader sends everybody's (Kafka's SyncGroup). Answers when the leader has."""
-    synced = await state.groups.members.sync(
-        context,
-        group,
-        events.SyncGroup(
-            request=0,
-            member_id=asked.member_id,
-            generation=asked.generation,
-            assignments=tuple((entry.member_id, entry.assignment) for entry in asked.assignments),
-            instance_id=asked.group_instance_id,
-            protocol_type=asked.protocol_type,
-            protocol=asked.protocol,
-        ),
-    )
-    return SyncedGroup.model_validate(synced)
+    event = events.SyncGroup(**structs.asdict(asked), request=0)
+    return SyncedGroup.of(await state.groups.members.sync(context, group, event))
 
 
 @router.post(
@@ -96,8 +76,7 @@ async def sync(state: State, context: Context, group: MemberGroupName, asked: Sy
 @requires(Operation.READ, ResourceType.GROUP)
 async def heartbeat(state: State, context: Context, group: MemberGroupName, asked: HeartbeatRequest) -> None:
     """Keep a member's session alive (Kafka's Heartbeat). 40923: a rebalance has begun, join again."""
-    event = events.Heartbeat(0, asked.member_id, asked.generation, asked.group_instance_id, asked.since_poll_ms)
-    await state.groups.members.heartbeat(context, group, event)
+    await state.groups.members.heartbeat(context, group, events.Heartbeat(**structs.asdict(asked), request=0))
 
 
 @router.post(
@@ -109,10 +88,9 @@ async def heartbeat(state: State, context: Context, group: MemberGroupName, aske
 @requires(Operation.READ, ResourceType.GROUP)
 async def leave(state: State, context: Context, group: MemberGroupName, asked: LeaveGroupRequest) -> LeftGroup:
     """Members leave at once, and do not wait for the end of their sessions (Kafka's LeaveGroup)."""
-    leaving = tuple(events.LeavingMember(m.member_id, m.group_instance_id, m.reason) for m in asked.members)
-    left = await state.groups.members.leave(context, group, events.LeaveGroup(0, leaving))
+    left = await state.groups.members.leave(context, group, events.LeaveGroup(**structs.asdict(asked), request=0))
     return LeftGroup(
-        members=[
+        members=tuple(
             LeftMember(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
@@ -120,7 +98,7 @@ async def leave(state: State, context: Context, group: MemberGroupName, asked: L
                 message=None if member.error is None else member.error.message,
             )
             for member in left.members
-        ]
+        )
     )
 
 
@@ -138,46 +116,32 @@ async def consumer_heartbeat(
     subscribes = asked.subscribed_topics or asked.subscribed_regex
     if asked.member_epoch == events.JOIN_GROUP_MEMBER_EPOCH and not subscribes:
         raise InvalidRequestError("There is no subscription: send topic names or a regex with MemberEpoch 0.")
-    owned = None
-    if asked.owned is not None:
-        owned = frozenset(events.TopicIdPartition(entry.topic_id, entry.partition) for entry in asked.owned)
-    beat = await state.groups.members.consumer_heartbeat(
-        context,
-        group,
-        events.ConsumerGroupHeartbeat(
-            request=0,
-            member_id=asked.member_id,
-            member_epoch=asked.member_epoch,
-            instance_id=asked.group_instance_id,
-            rack_id=asked.rack_id,
-            rebalance_timeout_ms=asked.rebalance_timeout_ms,
-            subscribed_topics=None if asked.subscribed_topics is None else frozenset(asked.subscribed_topics),
-            subscribed_regex=asked.subscribed_regex,
-            server_assignor=asked.server_assignor,
-            since_poll_ms=asked.since_poll_ms,
-            owned=owned,
-            client_id=context.client_id,
-            client_host=context.peer,
-        ),
-    )
-    return ConsumerGroupHeartbeat(
-        member_id=beat.member_id,
-        member_epoch=beat.member_epoch,
-        heartbeat_interval_ms=beat.heartbeat_interval_ms,
-        assignment=None if beat.assignment is None else _assigned(beat.assignment),
-    )
-
-
-def _assigned(topics: tuple[AssignedTopic, ...]) -> list[AssignedPartition]:
-    return [
-        AssignedPartition(topic=entry.topic, topic_id=entry.topic_id, partition=partition)
-        for entry in topics
-        for partition in entry.partitions
-    ]
+    event = events.ConsumerGroupHeartbeat.sent_in(asked, client_id=context.client_id, client_host=context.peer)
+    return (await state.groups.members.consumer_heartbeat(context, group, event)).message()
 
 
 @router.get("/groups/{group}", operation_id="describeGroup", response_description="The group and its members.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def describe_group(group: GroupInPath) -> GroupDescription:
     """State, kind, generation and members of a group, with the partitions of each member."""
-    return GroupDescription.model_validate(group)
+    return GroupDescription(
+        group=group.group,
+        kind=group.kind,
+        state=group.state,
+        protocol_type=group.protocol_type,
+        protocol=group.protocol,
+        generation=group.generation,
+        members=tuple(
+            MemberDescription(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_epoch=member.member_epoch,
+                assignment=tuple(AssignedTopicPartition(topic, partition) for topic, partition in member.assignment),
+                since_heartbeat_ms=member.since_heartbeat_ms,
+                since_poll_ms=member.since_poll_ms,
+            )
+            for member in group.members
+        ),
+    )

@@ -14,11 +14,11 @@ from ingest_api.dependencies import Context, State
 from ingest_api.errors import http_error, shown_message
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.routes import requires
-from ingest_api.schemas.metadata import BrokerEndpoint, Metadata, MetadataQuery, PartitionLeader, TopicMetadata
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError
+from logstore.protocol.messages.metadata import BrokerEndpoint, Metadata, MetadataQuery, PartitionLeader, TopicMetadata
 
 router = model_router(MetadataRoute, tags=["topics"])
 
@@ -39,8 +39,10 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     return Metadata(
         cluster_id=broker.cluster_id,
         controller_id=-1 if broker.controller_id is None else broker.controller_id,
-        brokers=[BrokerEndpoint(broker_id=one.id, url=one.url, rack=one.rack) for one in broker.brokers_by_id.values()],
-        topics=topics,
+        brokers=tuple(
+            BrokerEndpoint(broker_id=one.id, url=one.url, rack=one.rack) for one in broker.brokers_by_id.values()
+        ),
+        topics=tuple(topics),
         coordinator_id=None if query.group is None else state.groups.coordinator_of(context, query.group),
     )
 
@@ -58,15 +60,15 @@ async def _topic(context: RequestContext, broker: Broker, name: str, *, may_crea
             topic_id=None,
             error_code=http_error(error).error_code,
             message=shown_message(error.message),
-            partitions=[],
+            partitions=(),
         )
     return TopicMetadata(
         name=name,
         topic_id=str(topic.topic_id),
         error_code=None,
         message=None,
-        partitions=[
+        partitions=tuple(
             PartitionLeader(partition=number, leader=state.leader, leader_epoch=state.leader_epoch)
             for number, state in enumerate(states)
-        ],
+        ),
     )

@@ -11,7 +11,10 @@ from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import TOPIC_ID_PARAMETER, refusals
 from ingest_api.parameters import read_timestamp
 from ingest_api.routes import requires
-from ingest_api.schemas.records import (
+from ingest_api.topic_ids import RESPONSE_HEADERS, topic_id_headers
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.forwarding import Target
+from logstore.protocol.messages.records import (
     DeletedRecords,
     DeleteRecordsRequest,
     OffsetForTime,
@@ -20,9 +23,6 @@ from ingest_api.schemas.records import (
     OffsetsQuery,
     PartitionOffsets,
 )
-from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.forwarding import Target
 
 router = model_router(MetadataRoute, tags=["records"])
 
@@ -31,8 +31,7 @@ router = model_router(MetadataRoute, tags=["records"])
     "/topics/{topic}/partitions/{partition}/offsets",
     operation_id="getOffsets",
     response_description="The offsets.",
-    response_model_exclude_unset=True,
-    responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
+    responses={200: {"headers": RESPONSE_HEADERS}, **refusals(503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)
@@ -73,7 +72,7 @@ async def offsets(
     "/topics/{topic}/offsets-for-times",
     operation_id="offsetsForTimes",
     response_description="The offsets.",
-    responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
+    responses={200: {"headers": RESPONSE_HEADERS}, **refusals(503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
@@ -94,14 +93,14 @@ async def offsets_for_times(
         found = await broker.offset_for_timestamp(context, topic, one.partition, one.timestamp)
         offset, timestamp = found or (None, None)
         answers.append(OffsetForTime(partition=one.partition, offset=offset, timestamp=timestamp))
-    return OffsetsForTimes(offsets=answers)
+    return OffsetsForTimes(offsets=tuple(answers))
 
 
 @router.post(
     "/topics/{topic}/partitions/{partition}/delete-records",
     operation_id="deleteRecords",
     response_description="The new log start offset.",
-    responses={200: {"headers": ANSWER_HEADERS}, **refusals(416, 503)},
+    responses={200: {"headers": RESPONSE_HEADERS}, **refusals(416, 503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DELETE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
-from ingest_api.answers import BytesResponse, common_error, offsets_of, produced_offsets, produced_ranges
 from ingest_api.bodies import inflate, receive_body
 from ingest_api.content_types import (
     ARROW_STREAM,
@@ -22,14 +21,15 @@ from ingest_api.content_types import (
     KAFKA_JSON_V2,
     METADATA_TYPES,
     NDJSON,
-    answer_media_type,
     request_coding,
     request_media_type,
+    response_media_type,
 )
 from ingest_api.errors import ParameterError
 from ingest_api.guard import context_of
 from ingest_api.identity_headers import REPLAYED, Identity, identity_of
 from ingest_api.parameters import ACKS, KEY_FORMAT, TIMEOUT_MS, parse_query, partition_in_path, required
+from ingest_api.record_responses import BytesResponse, common_error, offsets_of, produced_offsets, produced_ranges
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
@@ -95,7 +95,7 @@ class ProduceHead:
     timeout_ms: int
     form: _Format
     coding: str | None
-    answer_type: str
+    response_type: str
     media_type: str
     #: The key format that the request asks for; None: the topic's.
     key_format: int | None
@@ -134,12 +134,18 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     given = Headers(raw=list(headers))
     media_type = request_media_type(given, tuple(_FORMATS))
     form = _FORMATS[media_type]
-    answer_type = answer_media_type(given, METADATA_TYPES)
+    response_type = response_media_type(given, METADATA_TYPES)
     coding, key_format = request_coding(given), query[KEY_FORMAT.name]
     if key_format is not None and not form.is_json:
         raise ParameterError("Query parameter key_format is for keys in JSON: leave it out with other formats.")
     return ProduceHead(
-        required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, coding, answer_type, media_type, key_format
+        required(query[ACKS.name]),
+        required(query[TIMEOUT_MS.name]),
+        form,
+        coding,
+        response_type,
+        media_type,
+        key_format,
     )
 
 
@@ -213,7 +219,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
             )
             if (error := common_error(places)) is not None:
                 raise error
-            return BytesResponse(offsets_of(*places), head.answer_type)
+            return BytesResponse(offsets_of(*places), head.response_type)
         if form.is_json and string_keys:
             form = _STRING_KEYS
         # A repeated record may be larger than today's max.message.bytes; only the broker knows whether it is a
@@ -248,9 +254,9 @@ async def _produce(request: Request, partition: int | None) -> Response:
     result.raise_common_error()
     headers = REPLAYED if result.replayed else None
     if acks == 0:
-        return Response(form.encode(ProduceResult((), 0)), 202, headers, head.answer_type)
+        return Response(form.encode(ProduceResult((), 0)), 202, headers, head.response_type)
     answer = await state.work(result.count * _ANSWER_BYTES_PER_RECORD, lambda: form.encode(result))
-    return Response(answer, 200, headers, head.answer_type)
+    return Response(answer, 200, headers, head.response_type)
 
 
 async def _decode(

@@ -9,12 +9,18 @@ from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routers.links import link, list_metadata, reassignment_link, resource_metadata
 from ingest_api.routes import requires
-from ingest_api.schemas.administration import Link, Reassignment, ReassignmentList, ReassignRequest
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionState, Topic
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import Target
 from logstore.errors import NoReassignmentInProgressError
+from logstore.protocol.messages.administration import (
+    Link,
+    Reassignment,
+    ReassignmentList,
+    ReassignRequest,
+    ResourceMetadata,
+)
 
 _TOPIC = "/v3/clusters/{cluster_id}/topics/{topic}"
 _PARTITION = f"{_TOPIC}/partitions/{{partition}}/reassignment"
@@ -40,7 +46,7 @@ async def list_all(request: Request, context: Context, broker: ClusterBroker) ->
         if looked_at >= _STEP:
             looked_at = 0
             await asyncio.sleep(0)
-    return ReassignmentList(metadata=list_metadata(request, broker.cluster_id, *path), data=found)
+    return ReassignmentList(metadata=list_metadata(request, broker.cluster_id, *path), data=tuple(found))
 
 
 @router.get(
@@ -55,7 +61,8 @@ async def list_of_topic(
     """List the reassignments of a topic."""
     path = ("topics", topic.name, "partitions", "-", "reassignment")
     return ReassignmentList(
-        metadata=list_metadata(request, broker.cluster_id, *path), data=_of_topic(request, context, broker, topic)
+        metadata=list_metadata(request, broker.cluster_id, *path),
+        data=tuple(_of_topic(request, context, broker, topic)),
     )
 
 
@@ -119,16 +126,18 @@ def _of_topic(request: Request, context: RequestContext, broker: Broker, topic: 
 def _reassignment(
     request: Request, broker: Broker, topic: Topic, partition: int, state: PartitionState
 ) -> Reassignment:
-    metadata = resource_metadata(request, broker, topic=topic.name, partition=str(partition))
-    metadata.self = reassignment_link(request, broker, topic.name, str(partition))
-    metadata.resource_name = f"{metadata.resource_name}/reassignment"
+    whole = resource_metadata(request, broker, topic=topic.name, partition=str(partition))
+    metadata = ResourceMetadata(
+        self=reassignment_link(request, broker, topic.name, str(partition)),
+        resource_name=f"{whole.resource_name}/reassignment",
+    )
     path = (broker.cluster_id, "topics", topic.name, "partitions", str(partition), "replicas")
     return Reassignment(
         metadata=metadata,
         cluster_id=broker.cluster_id,
         topic_name=topic.name,
         partition_id=partition,
-        adding_replicas=[*state.adding_replicas],
-        removing_replicas=[*state.removing_replicas],
+        adding_replicas=tuple(state.adding_replicas),
+        removing_replicas=tuple(state.removing_replicas),
         replicas=Link(related=link(request, *path)),
     )

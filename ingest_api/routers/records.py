@@ -9,15 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
-from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import answer_wanted
 from ingest_api.content_types import (
     ARROW_STREAM,
     JSON,
     KAFKA_BINARY_V2,
     KAFKA_JSON_V2,
-    answer_media_type,
     asks_for,
+    response_media_type,
 )
 from ingest_api.guard import context_of
 from ingest_api.parameters import (
@@ -33,6 +32,7 @@ from ingest_api.parameters import (
     selection_of,
     values_of,
 )
+from ingest_api.record_responses import RecordsResponse
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_consume
@@ -89,7 +89,7 @@ async def fetch(request: Request) -> Response:
     query = values_of(texts, _NUMBERS)
     where = selection_of(texts.get(RECORD_KEY.name), texts.get(WHERE.name))
     partition = partition_in_path(request)
-    media_type = answer_media_type(request.headers, tuple(_FORMS))
+    media_type = response_media_type(request.headers, tuple(_FORMS))
     topic = await topic_to_consume(context_of(request), request, state.broker, partition)
     partition_log = topic.partition(partition)
     # Clients that accept anything, as curl and browsers do, shall see every record.

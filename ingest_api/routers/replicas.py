@@ -12,8 +12,14 @@ from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.parameters import shown
 from ingest_api.routers.links import link, list_metadata, page_size, reassignment_link, resource_metadata, store_url
 from ingest_api.routes import requires
-from ingest_api.schemas import administration
-from ingest_api.schemas.administration import (
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.configs import setting_layers
+from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
+from logstore.cluster.cluster_state import BrokerEndpoint
+from logstore.protocol.messages import administration
+from logstore.protocol.messages.administration import (
     BrokerConfigEntry,
     BrokerConfigList,
     ClusterBrokerList,
@@ -26,13 +32,8 @@ from ingest_api.schemas.administration import (
     PageQuery,
     PartitionOffsetsQuery,
     PartitionWithOffsets,
+    ResourceMetadata,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionLog, Topic
-from logstore.broker.configs import setting_layers
-from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
-from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.settings import plain_settings
 
 _BROKERS = "/v3/clusters/{cluster_id}/brokers"
@@ -48,7 +49,7 @@ async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBroker
     """List the brokers of the cluster."""
     return ClusterBrokerList(
         metadata=list_metadata(request, broker.cluster_id, "brokers"),
-        data=[_broker(request, broker, endpoint) for endpoint in broker.brokers_by_id.values()],
+        data=tuple(_broker(request, broker, endpoint) for endpoint in broker.brokers_by_id.values()),
     )
 
 
@@ -68,7 +69,7 @@ async def list_broker_configs(request: Request, broker: ClusterBroker, number: B
     _endpoint(broker, number)
     return BrokerConfigList(
         metadata=list_metadata(request, broker.cluster_id, "brokers", str(number), "configs"),
-        data=[_config(request, broker, number, name, field) for name, field in sorted(plain_settings().items())],
+        data=tuple(_config(request, broker, number, name, field) for name, field in sorted(plain_settings().items())),
     )
 
 
@@ -114,7 +115,7 @@ async def list_broker_replicas(
             break
     path = ("brokers", str(number), "partition-replicas")
     return ClusterReplicaList(
-        metadata=list_metadata(request, broker.cluster_id, *path, query=query, next_token=next_token), data=found
+        metadata=list_metadata(request, broker.cluster_id, *path, query=query, next_token=next_token), data=tuple(found)
     )
 
 
@@ -126,7 +127,7 @@ async def list_partitions(
     """List the partitions of a topic."""
     return ClusterPartitionList(
         metadata=list_metadata(request, broker.cluster_id, "topics", topic.name, "partitions"),
-        data=[_partition(request, context, broker, topic, log) for log in topic.partitions],
+        data=tuple(_partition(request, context, broker, topic, log) for log in topic.partitions),
     )
 
 
@@ -155,9 +156,10 @@ async def get_partition_offset(
     """Return the first offset of a partition, and the one after the last that readers see."""
     log.require_served()
     log.require_leader().require_settled()
-    metadata = resource_metadata(request, broker, topic=topic.name, partition=str(log.partition))
-    metadata.self = f"{metadata.self}/offset"
-    metadata.resource_name = f"{metadata.resource_name}/offset_type={query.offset_type}"
+    whole = resource_metadata(request, broker, topic=topic.name, partition=str(log.partition))
+    metadata = ResourceMetadata(
+        self=f"{whole.self}/offset", resource_name=f"{whole.resource_name}/offset_type={query.offset_type}"
+    )
     return PartitionWithOffsets(
         metadata=metadata,
         cluster_id=broker.cluster_id,
@@ -180,7 +182,8 @@ async def list_replicas(
     """List the replicas of a partition."""
     path = ("topics", topic.name, "partitions", str(log.partition), "replicas")
     return ClusterReplicaList(
-        metadata=list_metadata(request, broker.cluster_id, *path), data=_replicas(request, context, broker, topic, log)
+        metadata=list_metadata(request, broker.cluster_id, *path),
+        data=tuple(_replicas(request, context, broker, topic, log)),
     )
 
 
@@ -223,7 +226,9 @@ def _config(request: Request, broker: Broker, number: int, name: str, field: str
         is_default=found.source == "DEFAULT_CONFIG",
         is_sensitive=found.is_secret,
         source=found.source,
-        synonyms=[ConfigSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in found.layers],
+        synonyms=tuple(
+            ConfigSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in found.layers
+        ),
     )
 
 

@@ -4,12 +4,12 @@ from ingest_api.dependencies import Context, State
 from ingest_api.model_routes import model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
-from ingest_api.schemas.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
 from logstore import __version__
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import RequestContext
 from logstore.open_files import connections_within, open_files_limit
+from logstore.protocol.messages.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
 
 router = model_router(tags=["health"])
 
@@ -29,8 +29,8 @@ async def status(state: State, context: Context) -> StoreStatus:
         now=broker.clock.now_ms(),
         uptime_ms=round((broker.clock.monotonic() - state.began) * 1000),
         not_ready_reason=state.not_ready_reason,
-        topics=[topic_status(context, broker, topic) for topic in broker.topics(context, include_internal=True)],
-        problems=[TopicProblem.model_validate(problem) for problem in broker.problems(context)],
+        topics=tuple(topic_status(context, broker, topic) for topic in broker.topics(context, include_internal=True)),
+        problems=tuple(TopicProblem.of(problem) for problem in broker.problems(context)),
         journal=JournalStatus(
             needed_bytes=broker.journal.needed_bytes,
             retained_bytes=broker.journal.retained_bytes,

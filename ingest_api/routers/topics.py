@@ -4,7 +4,13 @@ from ingest_api.dependencies import Context, PartitionInPath, StoreBroker, Topic
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
-from ingest_api.schemas.topics import (
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker, PartitionLog
+from logstore.broker.broker import Topic as OpenTopic
+from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
+from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.protocol.messages.topics import (
     BrokerIds,
     DropForeignFilesRequest,
     DroppedForeignFiles,
@@ -19,12 +25,6 @@ from ingest_api.schemas.topics import (
     SealedOffset,
     Topic,
 )
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionLog
-from logstore.broker.broker import Topic as OpenTopic
-from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
-from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
 
 router = model_router(MetadataRoute, tags=["topics"])
 
@@ -40,7 +40,7 @@ async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_brokers(broker: StoreBroker) -> BrokerIds:
     """List the brokers of the cluster."""
-    return BrokerIds(brokers=[*broker.brokers_by_id])
+    return BrokerIds(brokers=tuple(broker.brokers_by_id))
 
 
 @router.get("/topics/{topic}", operation_id="getTopic", response_description="The topic.")
@@ -54,7 +54,7 @@ async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -
         location=topic.location,
         is_internal=topic.is_internal,
         configs=topic.config.as_strings(),
-        partitions=[_partition(context, broker, topic, log, elsewhere) for log in topic.partitions],
+        partitions=tuple(_partition(context, broker, topic, log, elsewhere) for log in topic.partitions),
     )
 
 
@@ -93,7 +93,7 @@ async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: Rol
             sealed[told["partition"]] = max(sealed[told["partition"]], told["sealed_offset"])
     return Rolled(
         version=version,
-        sealed_offsets=[SealedOffset(partition=number, sealed_offset=at) for number, at in sorted(sealed.items())],
+        sealed_offsets=tuple(SealedOffset(partition=number, sealed_offset=at) for number, at in sorted(sealed.items())),
     )
 
 
@@ -125,9 +125,9 @@ async def get_keyless_records(broker: StoreBroker, context: Context, topic: Topi
     """Count the records of the Delta table that have no key: a compaction removes them (`cleanup.policy=compact`)."""
     found = await broker.keyless_records(context, topic)
     return KeylessRecords(
-        partitions=[
+        partitions=tuple(
             KeylessPartition(partition=one.partition, records=one.count, first_offset=one.first_offset) for one in found
-        ]
+        )
     )
 
 
@@ -142,7 +142,7 @@ async def drop_foreign_files(
     broker: StoreBroker, context: Context, topic: TopicInPath, _: DropForeignFilesRequest | None = None
 ) -> DroppedForeignFiles:
     """Take files of other writers that are not served out of the Delta table."""
-    return DroppedForeignFiles(files=[*await broker.drop_foreign_files(context, topic)])
+    return DroppedForeignFiles(files=tuple(await broker.drop_foreign_files(context, topic)))
 
 
 def _partition(
@@ -153,10 +153,10 @@ def _partition(
     return Partition(
         partition=log.partition,
         leader=state.leader,
-        replicas=[
+        replicas=tuple(
             Replica(broker=replica, leader=replica == state.leader, in_sync=replica in state.in_sync_replicas)
             for replica in state.replicas
-        ],
+        ),
         log_start_offset=offsets.log_start_offset,
         high_watermark=offsets.high_watermark,
         log_end_offset=offsets.log_end_offset,

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ingest_api import operations
 from ingest_api.bodies import inflate, receive_body
-from ingest_api.content_types import JSON, answer_media_type, request_coding, request_media_type
+from ingest_api.content_types import JSON, request_coding, request_media_type, response_media_type
 from ingest_api.errors import (
     ClientDisconnectedError,
     SlowRequestError,
@@ -28,7 +28,6 @@ from ingest_api.errors import (
 from ingest_api.guard import context_of
 from ingest_api.parameters import parse_query, shown
 from ingest_api.routes import declared_router, requires
-from ingest_api.schemas.records import ENTRIES_MAX
 from ingest_api.state import ApiState, api_state
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Topic
@@ -43,6 +42,7 @@ from logstore.errors import (
     UnknownClusterError,
 )
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB
+from logstore.protocol.messages.records import ENTRIES_MAX
 from logstore.records.typed_json import (
     ObjectSplitter,
     TypedRecord,
@@ -194,7 +194,7 @@ async def produce_records(request: Request) -> Response:
     """
     parse_query(request.scope["query_string"], ())
     request_media_type(request.headers, (JSON,))
-    answer_media_type(request.headers, (JSON,))
+    response_media_type(request.headers, (JSON,))
     if request_coding(request.headers) is not None:
         raise UnsupportedMediaTypeError("A stream of records is not compressed: send it as it is, or a records:batch.")
     reports = _reports(request, _Appender.of(request))
@@ -321,7 +321,7 @@ async def produce_records_batch(request: Request) -> Response:
     """
     parse_query(request.scope["query_string"], ())
     request_media_type(request.headers, (JSON,))
-    answer_media_type(request.headers, (JSON,))
+    response_media_type(request.headers, (JSON,))
     coding = request_coding(request.headers)
     appender = _Appender.of(request)
     state = appender.state

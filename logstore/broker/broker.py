@@ -32,7 +32,7 @@ from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
-from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
+from logstore.cluster.cluster_state import BrokerEndpoint, ClusterState, PartitionState
 from logstore.cluster.log_directory_record import record_log_directory
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem
@@ -69,7 +69,7 @@ class Broker:
     def __init__(
         self,
         settings: Settings,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         catalog: TopicCatalog,
         opened: OpenedJournal,
         authorizer: Authorizer,
@@ -220,7 +220,7 @@ class Broker:
     async def start(
         cls,
         settings: Settings,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.cluster.coordinator import Coordinator, Elected, ElectionType, PartitionState
+from logstore.cluster.cluster_state import ClusterState, Elected, ElectionType, PartitionState
 from logstore.log.topic import Topic
 
 
@@ -33,7 +33,7 @@ def is_under_min_isr(topic: Topic, state: PartitionState) -> bool:
 
 
 class Cluster:
-    def __init__(self, coordinator: Coordinator, authorizer: Authorizer) -> None:
+    def __init__(self, coordinator: ClusterState, authorizer: Authorizer) -> None:
         self._coordinator = coordinator
         self._authorizer = authorizer
 
@@ -45,13 +45,13 @@ class Cluster:
     async def elect_leaders(
         self, context: RequestContext, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
     ) -> Elected:
-        """Call ``Coordinator.elect_leaders``. Raises ClusterAuthorizationError and NotControllerError."""
+        """Call ``ClusterState.elect_leaders``. Raises ClusterAuthorizationError and NotControllerError."""
         self._authorizer.require_cluster(context, Operation.ALTER)
         return await self._coordinator.elect_leaders(election, partitions)
 
     async def reassign(
         self, context: RequestContext, topic: Topic, targets: Mapping[int, Sequence[int] | None]
     ) -> None:
-        """Call ``Coordinator.reassign``. Raises ClusterAuthorizationError and NotControllerError."""
+        """Call ``ClusterState.reassign``. Raises ClusterAuthorizationError and NotControllerError."""
         self._authorizer.require_cluster(context, Operation.ALTER)
         await self._coordinator.reassign(topic.name, targets)

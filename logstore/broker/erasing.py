@@ -43,7 +43,7 @@ from logstore.broker.topic_changes import TopicChanges
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.cluster_state import ClusterState
 from logstore.delta.erased_files import ERASED
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.entropy import new_uuid
@@ -100,7 +100,7 @@ from logstore.records.erasure_record import (
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.records.where.evaluation import Where
 from logstore.records.where.expression import Node
-from logstore.segments.joining import Rows
+from logstore.segments.merge import Rows
 from logstore.settings import Settings
 from logstore.threads import threads
 
@@ -172,7 +172,7 @@ class Erasing:
         upkeep: Upkeep,
         admission: Admission,
         authorizer: Authorizer,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         erasures: ErasureLog,
         settings: Settings,
         clock: Clock,

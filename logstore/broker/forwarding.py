@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from logstore.broker.context import Forwarding, RequestContext
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.cluster_state import ClusterState
 from logstore.errors import (
     CoordinatorNotAvailableError,
     LeaderNotAvailableError,
@@ -61,7 +61,7 @@ class KnownTopics(Protocol):
 
 
 class Router:
-    def __init__(self, coordinator: Coordinator, topics: KnownTopics) -> None:
+    def __init__(self, coordinator: ClusterState, topics: KnownTopics) -> None:
         self._coordinator = coordinator
         self._topics = topics
         self._find_topic = topics.get

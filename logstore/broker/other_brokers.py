@@ -17,7 +17,7 @@ from logstore.broker.producing import Producing
 from logstore.broker.remote_appends import PeerRequests, RemoteAppends
 from logstore.broker.remote_fetches import RemoteFetches
 from logstore.broker.topics import Topics
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.cluster_state import ClusterState
 from logstore.errors import (
     InvalidConfigError,
     LeaderNotAvailableError,
@@ -30,7 +30,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
 from logstore.records.erasure_record import ErasedBroker
-from logstore.replication.peer_http import Answer, PeerHttp
+from logstore.replication.peer_http import PeerHttp, Response
 from logstore.settings import Settings
 
 _OK: Final = 200
@@ -45,7 +45,7 @@ class OtherBrokers:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         topics: Topics,
         peers: PeerRequests,
         http: PeerHttp,
@@ -92,7 +92,7 @@ class OtherBrokers:
         if answer.status != _NO_CONTENT:
             raise _error(answer, InvalidConfigError)
 
-    async def _ask_controller(self, context: RequestContext, resource: str, body: Any, doubt: str) -> Answer:
+    async def _ask_controller(self, context: RequestContext, resource: str, body: Any, doubt: str) -> Response:
         """POST to a ``resource`` of the cluster at the controller. Raises NotControllerError, and RequestTimedOutError
         when it is unknown whether it did what ``doubt`` says.
         """
@@ -164,6 +164,6 @@ class OtherBrokers:
         return await offsets_elsewhere(self.router, self._peers, logs)
 
 
-def _error(answer: Answer, bad_request: type[LogStoreError]) -> LogStoreError:
+def _error(answer: Response, bad_request: type[LogStoreError]) -> LogStoreError:
     told = msgspec.json.decode(b"".join(answer.body))
     return error_of(told["error_code"], told["message"], bad_request=bad_request)

@@ -30,7 +30,7 @@ from logstore.broker.produce_result import ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.broker.remote_appends import RemoteAppends
 from logstore.broker.request_parts import batch_refusal, check_batch_keys, check_keys, split, sticky_partition
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.cluster_state import ClusterState
 from logstore.errors import (
     LogStoreError,
     NotLeaderOrFollowerError,
@@ -40,7 +40,7 @@ from logstore.errors import (
 )
 from logstore.filesystem import Buffer, FileSystem
 from logstore.journal.journal import Journal
-from logstore.limits import MIB
+from logstore.limits import MIB, PRODUCER_EPOCH_MAX
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
@@ -52,7 +52,7 @@ from logstore.records.batch import (
     Records,
     check_record_sizes,
 )
-from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, BatchIdentity, IdempotencyKey, ProducerIdentity
+from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, ProducerIdentity
 from logstore.records.payload import decode_payload, encode_payload
 from logstore.threads import threads
 
@@ -79,7 +79,7 @@ class Producing:
         journal: Journal,
         admission: Admission,
         authorizer: Authorizer,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         filesystem: FileSystem,
         appended: Callable[[Topic, Iterable[int]], None],
     ) -> None:

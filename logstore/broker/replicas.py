@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from logstore.clock import Clock
-from logstore.cluster.coordinator import Coordinator, PartitionState
+from logstore.cluster.cluster_state import ClusterState, PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     ClusterStateError,
@@ -50,7 +50,7 @@ class Replicas:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         journal: Journal,
         roller: Roller,
         clock: Clock,

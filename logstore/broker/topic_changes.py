@@ -19,7 +19,7 @@ from logstore.broker.context import Forwarding, RequestContext
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topic_catalog import check_no_collision, check_topic_name
 from logstore.broker.topics import Topics
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.cluster_state import ClusterState
 from logstore.errors import (
     CoordinatorNotAvailableError,
     InvalidPartitionsError,
@@ -55,7 +55,7 @@ class TopicChanges:
         self,
         topics: Topics,
         settings: Settings,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         roller: Roller,
         schedule: RollSchedule,
         admission: Admission,

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from logstore.cluster.coordinator import ADOPT, Coordinator, RegisteredTopic
+from logstore.cluster.cluster_state import ADOPT, ClusterState, RegisteredTopic
 from logstore.errors import LogStoreError, unforeseen
 from logstore.log.topic import Topic
 
@@ -78,7 +78,7 @@ class TopicDiscovery:
     changes are checked again.
     """
 
-    def __init__(self, topics: ServedTopics, coordinator: Coordinator, lock: asyncio.Lock) -> None:
+    def __init__(self, topics: ServedTopics, coordinator: ClusterState, lock: asyncio.Lock) -> None:
         self._topics = topics
         self._coordinator = coordinator
         self._lock = lock

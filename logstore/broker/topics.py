@@ -24,7 +24,7 @@ from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.broker.topic_discovery import TopicDiscovery
 from logstore.clock import Clock
-from logstore.cluster.coordinator import ADOPT, Coordinator, KnownTopic, PartitionState
+from logstore.cluster.cluster_state import ADOPT, ClusterState, KnownTopic, PartitionState
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
@@ -71,7 +71,7 @@ class Topics:
         self,
         by_name: dict[str, Topic],
         settings: Settings,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         catalog: TopicCatalog,
         journal: Journal,
         roller: Roller,

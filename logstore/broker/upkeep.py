@@ -1,7 +1,7 @@
 """Upkeep of the tables by the store itself: small segments are merged, and files that have left a table are deleted.
 
 Merging is slow on purpose. One thread of the lowest priority merges one group of neighbours at a time
-(``logstore.log.merging`` chooses it), rests as long as it has worked, and waits while a roll is under way. Nothing is
+(``logstore.log.merge`` chooses it), rests as long as it has worked, and waits while a roll is under way. Nothing is
 locked while a segment is written; its commit takes the topic's commit lock, as a roll does.
 
 Invariants:
@@ -33,11 +33,11 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.limits import MIB
-from logstore.log.merging import MERGE, MergeGroup, count_small, merge_parts, merge_task, plan_merge
+from logstore.log.merge import MERGE, MergeGroup, count_small, merge_parts, merge_task, plan_merge
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
 from logstore.observability import DELETED_FILE_BYTES, MERGED_BYTES, MERGED_SEGMENTS, MERGES
-from logstore.segments.joining import write_here
+from logstore.segments.merge import write_here
 from logstore.segments.writer import Segment
 from logstore.threads import threads
 from logstore.topic_config import TopicConfig

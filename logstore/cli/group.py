@@ -22,7 +22,7 @@ from logstore.cli.output import counted, print_json, print_table
 from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:
-    from logstore.client.metadata import GroupLag
+    from logstore.protocol.messages.groups import GroupLag
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
@@ -190,7 +190,8 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
 
 
 def _behind(lag: "GroupLag") -> str:
-    records = lag.total_lag if lag.records_behind is None else lag.records_behind
+    # An earlier store does not send the number.
+    records = lag.total_lag if lag.records_behind is None else lag.records_behind  # type: ignore[redundant-expr]
     return f"{counted(records, 'record')} behind" + (f", {_seconds(lag.max_lag_ms)}" if lag.max_lag_ms else "")
 
 

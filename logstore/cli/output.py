@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from logstore.client.metadata import TopicProblem
+    from logstore.protocol.messages.status import TopicProblem
 
 _NUMBER = re.compile(r"-?[0-9][0-9,.]*( ([KMGT]i)?B)?")
 

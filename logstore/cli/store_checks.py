@@ -9,7 +9,7 @@ from logstore.cli.output import bytes_text, counted, duration_text, problem_reas
 from logstore.errors import LogStoreError
 
 if TYPE_CHECKING:
-    from logstore.client.metadata import StoreStatus
+    from logstore.protocol.messages.status import StoreStatus
 
 # Rolls begin when the journal is half full; above this they do not keep up.
 _JOURNAL_SHARE_MAX = 0.8

@@ -2,7 +2,7 @@
 
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,8 @@ from logstore.cli.topic_listing import ids_text, known_text, leader_text, listin
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin, ListedPartitions
-    from logstore.client.metadata import ConfigEntry, KeylessRecords, TopicDescription
+    from logstore.protocol.messages.administration import TopicConfigEntry
+    from logstore.protocol.messages.topics import KeylessPartition, Topic
 
 app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
 
@@ -80,7 +81,7 @@ def create(
         print(f"{verb} topic {name} with {counted(len(topic.partitions), 'partition')} at {topic.location}")
 
 
-def _warn_of_too_few_replicas(topic: "TopicDescription") -> None:
+def _warn_of_too_few_replicas(topic: "Topic") -> None:
     wanted, replicas = int(topic.configs["min.insync.replicas"]), len(topic.partitions[0].replicas)
     if wanted > replicas:
         typer.echo(
@@ -90,7 +91,7 @@ def _warn_of_too_few_replicas(topic: "TopicDescription") -> None:
         )
 
 
-def _described(admin: "Admin", name: str) -> "TopicDescription":
+def _described(admin: "Admin", name: str) -> "Topic":
     """Describe a new topic: brokers other than the controller learn of it a moment later."""
     from logstore.errors import LeaderNotAvailableError, UnknownTopicError
 
@@ -190,7 +191,7 @@ def describe(
         configs = admin.topic_configs(name)
         problems = [found for found in admin.status().problems if found.topic == name]
     if json:
-        print_json({"topic": topic, "config_entries": configs, "problems": problems})
+        print_json({"topic": topic, "config_entries": [*map(_shown, configs)], "problems": problems})
         return
     offsets = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
     print(f"{topic.name}: {counted(len(topic.partitions), 'partition')}, {counted(offsets, 'offset')}")
@@ -239,7 +240,18 @@ def describe(
     print_problems(problems)
 
 
-def _default(entry: "ConfigEntry") -> str:
+def _shown(entry: "TopicConfigEntry") -> dict[str, Any]:
+    layers = [{"value": layer.value, "source": layer.source} for layer in entry.synonyms]
+    return {
+        "name": entry.name,
+        "value": entry.value,
+        "is_default": entry.is_default,
+        "source": entry.source,
+        "synonyms": layers,
+    }
+
+
+def _default(entry: "TopicConfigEntry") -> str:
     return entry.synonyms[-1].value if entry.synonyms else "-"
 
 
@@ -283,13 +295,15 @@ def alter(
             admin.add_partitions(name, partitions)
         topic = admin.describe_topic(name)
         entries = [entry for entry in admin.topic_configs(name) if entry.name in configs]
-        keyless: tuple[KeylessRecords, ...] = ()
+        keyless: tuple[KeylessPartition, ...] = ()
         if any(entry.name == "cleanup.policy" and "compact" in entry.value for entry in entries):
             admin.roll(name)
             keyless = admin.keyless_records(name)
     if json:
         told = {"keyless_records": keyless} if keyless else {}
-        print_json({"topic": name, "partitions": len(topic.partitions), "config_entries": entries, **told})
+        print_json(
+            {"topic": name, "partitions": len(topic.partitions), "config_entries": [*map(_shown, entries)], **told}
+        )
     else:
         changes = [f"{entry.name}={entry.value}" for entry in entries]
         changes += [] if partitions is None else [counted(len(topic.partitions), "partition")]

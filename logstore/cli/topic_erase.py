@@ -13,7 +13,7 @@ from logstore.cli.output import counted, print_json, print_table, time_text
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
-    from logstore.client.metadata import ErasureReport
+    from logstore.protocol.messages.erasures import ErasureReport
 
 ERASE_EXAMPLES = """\b
 Examples:

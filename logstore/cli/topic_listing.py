@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from logstore.cli.output import age_text, bytes_text, print_json, print_problems, print_table
 
 if TYPE_CHECKING:
-    from logstore.client.metadata import PartitionReplicas, StoreStatus
+    from logstore.protocol.messages.cluster import PartitionReplicas
+    from logstore.protocol.messages.status import StoreStatus
 
 
 def listing(status: "StoreStatus", *, internal: bool) -> list[dict[str, Any]]:

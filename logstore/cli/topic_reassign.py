@@ -12,8 +12,9 @@ from logstore.cli.topic_listing import ids_text, leader_text
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
-    from logstore.client.metadata import PartitionReplicas, TopicPartition
+    from logstore.client.metadata import TopicPartition
     from logstore.client.reassignment import ReassignmentPlan
+    from logstore.protocol.messages.cluster import PartitionReplicas
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -4,36 +4,15 @@ import base64
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from typing import Any, Literal, Self, TypeAlias
 
 from logstore.backoff import backoffs
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
-from logstore.client.connections import Answer
-from logstore.client.metadata import (
-    ClusterDescription,
-    ConfigEntry,
-    ErasureReport,
-    GroupDescription,
-    GroupLag,
-    GroupListing,
-    GroupOffset,
-    KeylessRecords,
-    MemberIdentity,
-    OffsetAndTimestamp,
-    OffsetReset,
-    PartitionOffsets,
-    PartitionReplicas,
-    RollDescription,
-    StoreStatus,
-    TopicDescription,
-    TopicListing,
-    TopicPartition,
-    TopicPartitions,
-    decode,
-)
+from logstore.client.connections import Response
+from logstore.client.metadata import MemberIdentity, OffsetAndTimestamp, TopicPartition, TopicPartitions, decode
 from logstore.client.transport import Transport, group_path, quote_name, topic_path
 from logstore.errors import (
     InvalidConfigError,
@@ -47,112 +26,69 @@ from logstore.errors import (
 )
 from logstore.limits import TIMES_PARTITIONS_MAX
 from logstore.protocol.error_codes import error_of
+from logstore.protocol.messages.administration import (
+    AlterConfigsRequest,
+    ClusterTopic,
+    ClusterTopicList,
+    ConfigChange,
+    ConfigEntry,
+    CreateTopicRequest,
+    ReassignRequest,
+    TopicConfigEntry,
+    TopicConfigList,
+    UpdateTopicRequest,
+)
+from logstore.protocol.messages.cluster import (
+    ClusterDescription,
+    ElectedLeaders,
+    ElectLeadersRequest,
+    PartitionReplicas,
+    PartitionReplicasList,
+    TopicPartitionEntry,
+)
+from logstore.protocol.messages.erasures import ErasureReport, ErasureReports, ErasureRequest
+from logstore.protocol.messages.groups import (
+    DELETED_GROUPS_MAX,
+    CommitOffsetsRequest,
+    DeletedGroups,
+    DeleteGroupsRequest,
+    GroupLag,
+    GroupListing,
+    GroupListings,
+    GroupOffset,
+    GroupOffsets,
+    OffsetReset,
+    OffsetToCommit,
+    OffsetToReset,
+    ResetOffsets,
+    ResetOffsetsRequest,
+    TopicToReset,
+)
+from logstore.protocol.messages.members import GroupDescription
+from logstore.protocol.messages.records import (
+    DeletedRecords,
+    DeleteRecordsRequest,
+    OffsetsForTimes,
+    OffsetsForTimesRequest,
+    PartitionOffsets,
+    PartitionTime,
+)
+from logstore.protocol.messages.status import StoreStatus
+from logstore.protocol.messages.topics import (
+    DroppedForeignFiles,
+    KeylessPartition,
+    KeylessRecords,
+    Refreshed,
+    Rolled,
+    Topic,
+)
 from logstore.records.key_texts import key_bytes
 
 _GROUPS_PER_PAGE = 10_000
-_GROUPS_PER_DELETION = 1_000
 _LOOK_SECONDS = 5.0
 _HEARD_SECONDS = 2.0
 
 ConfigValue: TypeAlias = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Topics:
-    data: tuple[TopicListing, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Configs:
-    data: tuple[ConfigEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _OffsetForTime:
-    partition: int
-    offset: int | None
-    timestamp: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _OffsetsForTimes:
-    offsets: tuple[_OffsetForTime, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _LogStart:
-    log_start_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Refreshed:
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class _KeylessRecords:
-    partitions: tuple[KeylessRecords, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _DroppedForeignFiles:
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Erasures:
-    erasures: tuple[ErasureReport, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _PartitionReplicasList:
-    partitions: tuple[PartitionReplicas, ...]
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _ElectedPartition:
-    topic: str
-    partition: int
-    leader: int | None
-    error_code: int | None
-    message: str | None
-
-    def outcome(self) -> int | LogStoreError:
-        return self.leader if self.leader is not None else error_of(self.error_code or 0, self.message or "")
-
-
-@dataclass(frozen=True, slots=True)
-class _ElectedLeaders:
-    partitions: tuple[_ElectedPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupOffsets:
-    offsets: tuple[GroupOffset, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupListings:
-    groups: tuple[GroupListing, ...]
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _ResetOffsets:
-    offsets: tuple[OffsetReset, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _DeletedGroup:
-    group: str
-    error_code: int | None
-    message: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _DeletedGroups:
-    groups: tuple[_DeletedGroup, ...]
 
 
 #: Lists of partitions, by the names that `logstore topic list` gives them.
@@ -215,16 +151,16 @@ class Admin:
 
     def describe_cluster(self) -> ClusterDescription:
         """Return the live brokers, the controller, and how many partitions lack replicas or a leader."""
-        answer = self._transport.keep_trying(lambda: self._transport.ask_around("/cluster"))
-        return decode(answer.content, ClusterDescription)
+        response = self._transport.keep_trying(lambda: self._transport.ask_around("/cluster"))
+        return decode(response.content, ClusterDescription)
 
     def partition_replicas(self, *, state: ListedPartitions | None = None) -> tuple[PartitionReplicas, ...]:
         """Return the leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
         found: list[PartitionReplicas] = []
         params: dict[str, str | int] = {} if state is None else {"state": state}
         while True:
-            answer = self._transport.request("GET", "/cluster/partitions", params=params)
-            page = decode(answer.content, _PartitionReplicasList)
+            response = self._transport.request("GET", "/cluster/partitions", params=params)
+            page = decode(response.content, PartitionReplicasList)
             found += page.partitions
             if page.next is None:
                 return tuple(found)
@@ -242,14 +178,15 @@ class Admin:
         error: ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError,
         UnknownTopicError, UnknownPartitionError.
         """
-        body: dict[str, object] = {"election_type": election_type}
-        if partitions is not None:
-            body["partitions"] = [{"topic": topic, "partition": number} for topic, number in partitions]
+        entries = None if partitions is None else tuple(starmap(TopicPartitionEntry, partitions))
+        body = ElectLeadersRequest(election_type, entries)
         # This is safe to send again, but an election that has been held then returns ElectionNotNeededError.
-        answer = self._transport.request("POST", "/cluster/elect-leaders", json=body)
+        response = self._transport.request("POST", "/cluster/elect-leaders", json=body)
         return {
-            TopicPartition(one.topic, one.partition): one.outcome()
-            for one in decode(answer.content, _ElectedLeaders).partitions
+            TopicPartition(one.topic, one.partition): error_of(one.error_code or 0, one.message or "")
+            if one.leader is None
+            else one.leader
+            for one in decode(response.content, ElectedLeaders).partitions
         }
 
     def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
@@ -261,7 +198,7 @@ class Admin:
         self._transport.request(
             "PUT",
             self._reassignment_path(topic, partition),
-            json={"replicas": list(replicas)},
+            json=ReassignRequest(tuple(replicas)),
             idempotent=True,
             bad_request=InvalidReplicaAssignmentError,
         )
@@ -281,9 +218,9 @@ class Admin:
         """Return figures of the store and of all its topics, and their problems."""
         return decode(self._transport.request("GET", "/status").content, StoreStatus)
 
-    def topics(self, *, include_internal: bool = False) -> tuple[TopicListing, ...]:
+    def topics(self, *, include_internal: bool = False) -> tuple[ClusterTopic, ...]:
         """Return the topics by name; internal ones (``__consumer_offsets``) only with ``include_internal``."""
-        listed = decode(self._transport.request("GET", self._topics_path).content, _Topics).data
+        listed = decode(self._transport.request("GET", self._topics_path).content, ClusterTopicList).data
         wanted = (topic for topic in listed if include_internal or not topic.is_internal)
         return tuple(sorted(wanted, key=lambda topic: topic.topic_name))
 
@@ -301,13 +238,8 @@ class Admin:
         Raises TopicExistsError, and InvalidRequestError for a bad name, partition count, replication factor or
         configuration.
         """
-        body = {
-            "topic_name": topic,
-            "configs": [{"name": name, "value": _config_text(value)} for name, value in (configs or {}).items()],
-            "validate_only": validate_only,
-            **({} if partitions is None else {"partitions_count": partitions}),
-            **({} if replication_factor is None else {"replication_factor": replication_factor}),
-        }
+        entries = [ConfigEntry(name, _config_text(value)) for name, value in (configs or {}).items()]
+        body = CreateTopicRequest(topic, partitions, replication_factor, entries, validate_only)
         try:
             self._transport.request("POST", self._topics_path, json=body)
         except InvalidRequestError as error:
@@ -316,11 +248,11 @@ class Admin:
                 raise TopicExistsError(error.message) from None
             raise
 
-    def describe_topic(self, topic: str) -> TopicDescription:
+    def describe_topic(self, topic: str) -> Topic:
         """Return the topic's offsets, sizes and configuration. Raises UnknownTopicError."""
-        return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
+        return decode(self._transport.request("GET", topic_path(topic)).content, Topic)
 
-    def describe_by_leaders(self, topic: str, partitions: Iterable[int] | None = None) -> TopicDescription:
+    def describe_by_leaders(self, topic: str, partitions: Iterable[int] | None = None) -> Topic:
         """Describe a topic as ``describe_topic`` does, with the offsets of ``partitions`` (None: all).
 
         Asks again for ``default_api_timeout_ms`` until the leaders have reported them, then raises
@@ -328,7 +260,7 @@ class Admin:
         """
         wanted = None if partitions is None else set(partitions)
 
-        def told() -> TopicDescription:
+        def told() -> Topic:
             found = self.describe_topic(topic)
             untold = [
                 one.partition
@@ -372,10 +304,10 @@ class Admin:
             return {}
         return self._transport.keep_trying(lambda: self.metadata.find(topics, may_create=may_create))
 
-    def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
+    def topic_configs(self, topic: str) -> tuple[TopicConfigEntry, ...]:
         """Return every configuration key of the topic and the source of its value. Raises UnknownTopicError."""
         path = f"{self._topics_path}/{quote_name(topic)}/configs"
-        return decode(self._transport.request("GET", path).content, _Configs).data
+        return decode(self._transport.request("GET", path).content, TopicConfigList).data
 
     def alter_configs(
         self, topic: str, changes: Mapping[str, ConfigValue | None], *, validate_only: bool = False
@@ -384,17 +316,15 @@ class Admin:
 
         Raises InvalidConfigError naming the key, UnknownTopicError.
         """
-        data = [
-            {"name": name, "operation": "DELETE"}
-            if value is None
-            else {"name": name, "value": _config_text(value), "operation": "SET"}
+        data = tuple(
+            ConfigChange(name, operation="DELETE") if value is None else ConfigChange(name, _config_text(value))
             for name, value in changes.items()
-        ]
+        )
         # Setting a key twice has the effect of setting it once, so this is safe to send again.
         self._transport.request(
             "POST",
             f"{self._topics_path}/{quote_name(topic)}/configs:alter",
-            json={"data": data, "validate_only": validate_only},
+            json=AlterConfigsRequest(data, validate_only),
             idempotent=True,
             bad_request=InvalidConfigError,
         )
@@ -404,7 +334,7 @@ class Admin:
         self._transport.request(
             "PATCH",
             f"{self._topics_path}/{quote_name(topic)}",
-            json={"partitions_count": total},
+            json=UpdateTopicRequest(total),
             bad_request=InvalidPartitionsError,
         )
 
@@ -413,25 +343,25 @@ class Admin:
         # It is sent once, because a second DELETE after a lost response would fail with UnknownTopicError.
         self._transport.request("DELETE", f"{self._topics_path}/{quote_name(topic)}", idempotent=False)
 
-    def roll(self, topic: str) -> RollDescription:
+    def roll(self, topic: str) -> Rolled:
         """Write all records so far to Parquet and Delta, and return when they are durable there."""
-        answer = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
-        return decode(answer.content, RollDescription)
+        response = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
+        return decode(response.content, Rolled)
 
     def refresh(self, topic: str) -> int:
         """Let the store read other writers' commits to the topic's table; return the version that readers see now."""
-        answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
-        return decode(answer.content, _Refreshed).version
+        response = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
+        return decode(response.content, Refreshed).version
 
-    def keyless_records(self, topic: str) -> tuple[KeylessRecords, ...]:
+    def keyless_records(self, topic: str) -> tuple[KeylessPartition, ...]:
         """Return the partitions whose part of the table has records without a key, which a compaction removes."""
-        answer = self._transport.request("GET", topic_path(topic, "/keyless-records"))
-        return decode(answer.content, _KeylessRecords).partitions
+        response = self._transport.request("GET", topic_path(topic, "/keyless-records"))
+        return decode(response.content, KeylessRecords).partitions
 
     def drop_foreign_files(self, topic: str) -> tuple[str, ...]:
         """Remove files that other writers added from the topic's table; return their paths. They stay on disk."""
-        answer = self._transport.request("POST", topic_path(topic, "/drop-foreign-files"), json={}, idempotent=True)
-        return decode(answer.content, _DroppedForeignFiles).files
+        response = self._transport.request("POST", topic_path(topic, "/drop-foreign-files"), json={}, idempotent=True)
+        return decode(response.content, DroppedForeignFiles).files
 
     def erase(
         self,
@@ -455,18 +385,14 @@ class Admin:
         exact = [key for key in keys if isinstance(key, bytes)]
         if exact or key_format:
             exact += key_bytes(texts, key_format)
-            body: dict[str, object] = {
-                "keys": [base64.b64encode(key).decode() for key in exact],
-                "key_format": "binary",
-            }
+            encoded = tuple(base64.b64encode(key).decode() for key in exact)
+            body = ErasureRequest(encoded, where, "binary", dry_run)
         else:
-            body = {"keys": texts, "key_format": None}
-        if where is not None:
-            body["where"] = where
+            body = ErasureRequest(tuple(texts), where, dry_run=dry_run)
         path = topic_path(topic, "/erasures")
         # A second one finds nothing to erase, so this is safe to send again.
-        answer = self._transport.request("POST", path, json={**body, "dry_run": dry_run}, idempotent=True)
-        found = decode(answer.content, ErasureReport)
+        response = self._transport.request("POST", path, json=body, idempotent=True)
+        found = decode(response.content, ErasureReport)
         for wait_s in backoffs():
             if not wait or found.is_over or found.pending:
                 break
@@ -481,13 +407,16 @@ class Admin:
 
     def erasures(self, topic: str) -> tuple[ErasureReport, ...]:
         """Return the reports of all erasures of a topic, oldest first."""
-        return decode(self._transport.request("GET", topic_path(topic, "/erasures")).content, _Erasures).erasures
+        return decode(self._transport.request("GET", topic_path(topic, "/erasures")).content, ErasureReports).erasures
 
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
-        """Return the ends of a partition and the offset for a time. Raises UnknownTopicError, UnknownPartitionError."""
+        """Return the ends of a partition, with the offset for a time (UNSET if none is given).
+
+        Raises UnknownTopicError, UnknownPartitionError.
+        """
         params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
-        answer = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
-        return decode(answer.content, PartitionOffsets)
+        response = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
+        return decode(response.content, PartitionOffsets)
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
@@ -498,16 +427,16 @@ class Admin:
         A request has up to ``TIMES_PARTITIONS_MAX`` partitions of a topic. Raises UnknownTopicError,
         UnknownPartitionError.
         """
-        by_topic: dict[str, list[dict[str, int]]] = {}
+        by_topic: dict[str, list[PartitionTime]] = {}
         for (topic, partition), timestamp_ms in timestamps_ms.items():
-            by_topic.setdefault(topic, []).append({"partition": partition, "timestamp": timestamp_ms})
+            by_topic.setdefault(topic, []).append(PartitionTime(partition, timestamp_ms))
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         for topic, asked in by_topic.items():
             path = topic_path(topic, "/offsets-for-times")
             for first in range(0, len(asked), TIMES_PARTITIONS_MAX):
-                body = {"partitions": asked[first : first + TIMES_PARTITIONS_MAX]}
-                answer = self._transport.request("POST", path, json=body, idempotent=True)
-                for at in decode(answer.content, _OffsetsForTimes).offsets:
+                body = OffsetsForTimesRequest(tuple(asked[first : first + TIMES_PARTITIONS_MAX]))
+                response = self._transport.request("POST", path, json=body, idempotent=True)
+                for at in decode(response.content, OffsetsForTimes).offsets:
                     found[TopicPartition(topic, at.partition)] = (
                         None
                         if at.offset is None or at.timestamp is None
@@ -520,9 +449,9 @@ class Admin:
 
         Raises OffsetOutOfRangeError, UnknownTopicError, UnknownPartitionError.
         """
-        body = {"before_offset": before_offset}
-        answer = self._ask_leader(topic, partition, "POST", "/delete-records", json=body, idempotent=True)
-        return decode(answer.content, _LogStart).log_start_offset
+        body = DeleteRecordsRequest(before_offset)
+        response = self._ask_leader(topic, partition, "POST", "/delete-records", json=body, idempotent=True)
+        return decode(response.content, DeletedRecords).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
         """Return the sorted names of the groups that have members or committed offsets."""
@@ -538,7 +467,7 @@ class Admin:
         if states:
             params["states"] = ",".join(states)
         while True:
-            page = decode(self._transport.request("GET", "/group-listings", params=params).content, _GroupListings)
+            page = decode(self._transport.request("GET", "/group-listings", params=params).content, GroupListings)
             found += page.groups
             if page.next is None:
                 return tuple(found)
@@ -554,8 +483,8 @@ class Admin:
         Raises UnknownGroupError, UnknownTopicError.
         """
         params = None if topic is None else {"topic": topic}
-        answer = self._ask_coordinator(group, "GET", "/offsets", params=params)
-        return decode(answer.content, _GroupOffsets).offsets
+        response = self._ask_coordinator(group, "GET", "/offsets", params=params)
+        return decode(response.content, GroupOffsets).offsets
 
     def group_lag(self, group: str) -> GroupLag:
         """Return the group's lag behind the high watermarks, by topic and partition. Raises UnknownGroupError."""
@@ -580,18 +509,12 @@ class Admin:
         RebalanceInProgressError, InvalidRequestError.
         """
         known = topic_ids or {}
-        entries = [
-            {
-                "topic": topic,
-                "partition": partition,
-                "offset": offset,
-                "metadata": metadata,
-                **({"topic_id": known[topic]} if topic in known else {}),
-            }
+        entries = tuple(
+            OffsetToCommit(topic, partition, offset, known.get(topic), metadata)
             for (topic, partition), offset in offsets.items()
-        ]
+        )
         # Committing the same offsets twice has the effect of one commit, so this is safe to send again.
-        body = {"offsets": entries, **({} if member is None else member._asdict())}
+        body = CommitOffsetsRequest(entries, *(member or ()))
         self._ask_coordinator(group, "POST", "/offsets", json=body, idempotent=True)
 
     def reset_offsets(
@@ -616,31 +539,31 @@ class Admin:
         Raises NonEmptyGroupError, UnknownGroupError, UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError,
         InvalidRequestError.
         """
-        asked = {
-            "to": to,
-            "to_offset": to_offset,
-            "to_timestamp": to_timestamp_ms,
-            "shift_by": shift_by,
-            "offsets": None
+        asked = ResetOffsetsRequest(
+            to=to,
+            to_offset=to_offset,
+            to_timestamp=to_timestamp_ms,
+            shift_by=shift_by,
+            offsets=None
             if offsets is None
-            else [{"topic": name, "partition": n, "offset": offset} for (name, n), offset in offsets.items()],
-            "topics": None
+            else tuple(OffsetToReset(name, number, offset) for (name, number), offset in offsets.items()),
+            topics=None
             if topics is None
-            else [{"topic": name, "partitions": list(numbers) or None} for name, numbers in topics.items()],
-            "dry_run": dry_run,
-        }
+            else tuple(TopicToReset(name, tuple(numbers) or None) for name, numbers in topics.items()),
+            dry_run=dry_run,
+        )
         # A shift must not be repeated: it would move the offsets twice.
         idempotent = dry_run or shift_by is None
-        answer = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
-        return decode(answer.content, _ResetOffsets).offsets
+        response = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
+        return decode(response.content, ResetOffsets).offsets
 
     def delete_groups(self, groups: Sequence[str]) -> dict[str, LogStoreError]:
         """Delete several groups, each by itself; return by name the ``delete_group`` errors of those that stay."""
         errors: dict[str, LogStoreError] = {}
-        for begin in range(0, len(groups), _GROUPS_PER_DELETION):
-            body = {"groups": groups[begin : begin + _GROUPS_PER_DELETION]}
-            answer = self._transport.request("POST", "/delete-groups", json=body)
-            for each in decode(answer.content, _DeletedGroups).groups:
+        for begin in range(0, len(groups), DELETED_GROUPS_MAX):
+            body = DeleteGroupsRequest(tuple(groups[begin : begin + DELETED_GROUPS_MAX]))
+            response = self._transport.request("POST", "/delete-groups", json=body)
+            for each in decode(response.content, DeletedGroups).groups:
                 if each.error_code is not None:
                     errors[each.group] = error_of(each.error_code, each.message or "")
         return errors
@@ -650,7 +573,7 @@ class Admin:
         # It is sent once, because a second DELETE after a lost response would fail with UnknownGroupError.
         self._ask_coordinator(group, "DELETE", "", idempotent=False)
 
-    def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Answer:
+    def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Response:
         """Send a request about a partition to its leader. ``options`` are those of ``Transport.request``."""
         path = topic_path(topic, f"/partitions/{partition}{rest}")
         self._look_around()
@@ -658,7 +581,7 @@ class Admin:
             method, path, send=partial(self.metadata.ask_leader, topic, partition), **options
         )
 
-    def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Answer:
+    def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Response:
         """Send a request about a group to its coordinator. ``options`` are those of ``Transport.request``."""
         path = group_path(group, rest)
         self._look_around()

@@ -23,10 +23,11 @@ from itertools import zip_longest
 from typing import Final, TypeAlias, TypeVar
 
 from logstore import errors
-from logstore.client.metadata import TopicMetadata, TopicPartitions, decode
+from logstore.client.metadata import TopicPartitions, decode
 from logstore.client.transport import Transport, stores_nothing
 from logstore.errors import LogStoreError
 from logstore.protocol.error_codes import error_of
+from logstore.protocol.messages.metadata import Metadata, TopicMetadata
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +50,6 @@ _NAMES_LENGTH_MAX: Final = 16_000
 T = TypeVar("T")
 #: The leader of a partition (topic, number), or the coordinator of a group (its name).
 Role: TypeAlias = tuple[str, int] | str
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """A broker and its address; ``url`` is None on one node."""
-
-    broker_id: int
-    url: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    cluster_id: str
-    controller_id: int
-    brokers: tuple[_Endpoint, ...]
-    topics: tuple[TopicMetadata, ...]
-    coordinator_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,25 +361,25 @@ class ClusterMetadata:
         content = self._transport.ask_around(
             "/metadata", params=params, timeout_s=timeout_s, is_cancelled=lambda: self._closed
         ).content
-        answer = decode(content, _Answer)
+        response = decode(content, Metadata)
         with self._lock:
-            self._take(answer, names, group, began)
+            self._take(response, names, group, began)
             transports, urls = list(self._transports), tuple(self._view.urls.values())
             is_doubted = any(name in self._doubted for name in names)
         for transport in transports:
             transport.set_brokers(urls)
         if is_doubted:
             self._transport.prefer_another()
-        return {topic.name: topic for topic in answer.topics}
+        return {topic.name: topic for topic in response.topics}
 
-    def _take(self, answer: _Answer, names: Sequence[str], group: str | None, began: float) -> None:
+    def _take(self, response: Metadata, names: Sequence[str], group: str | None, began: float) -> None:
         """Store a response in a new view. The caller holds the lock."""
         view = self._view
         topics, coordinators = dict(view.topics), dict(view.coordinators)
-        urls = {one.broker_id: one.url for one in answer.brokers if one.url is not None}
+        urls = {one.broker_id: one.url for one in response.brokers if one.url is not None}
         for name in names:
             self._asked[name] = began
-        for topic in answer.topics:
+        for topic in response.topics:
             if topic.topic_id is None:
                 self._asked[topic.name] = began - self._max_age_s + _RETRY_S
                 since = self._doubted.setdefault(topic.name, began)
@@ -410,13 +394,13 @@ class ClusterMetadata:
                 tuple(partition.leader_epoch for partition in topic.partitions),
             )
             topics[topic.name] = topics[topic.name].newer(found) if topic.name in topics else found
-        if group is not None and answer.coordinator_id is not None:
-            coordinators[group] = answer.coordinator_id
+        if group is not None and response.coordinator_id is not None:
+            coordinators[group] = response.coordinator_id
             self._asked_coordinator[group] = began
         self._unreachable = {url: at for url, at in self._unreachable.items() if url in urls.values()}
         self._told.intersection_update(urls.values())
         self._asked_at_all = began
-        self._view = _View(answer.cluster_id, answer.controller_id, urls, topics, coordinators)
+        self._view = _View(response.cluster_id, response.controller_id, urls, topics, coordinators)
 
 
 def _pieces(names: Iterable[str]) -> Iterator[list[str]]:

@@ -40,7 +40,7 @@ class HostNotFoundError(NotConnectedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """An HTTP response with any status; the names of ``headers`` are case-insensitive."""
 
     status_code: int
@@ -75,7 +75,7 @@ class Connections:
         *,
         read: Read = http.client.HTTPResponse.read,
         is_cancelled: Callable[[], bool] = lambda: False,
-    ) -> Answer:
+    ) -> Response:
         """Send a request and read its response; ``timeout_s`` bounds each wait for the other side.
 
         ``read`` takes the content of a response from its connection; ``interrupt`` ends the request once
@@ -92,7 +92,7 @@ class Connections:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, self._prefix + target, body, {**self._proxy_headers, **headers})
             response = connection.getresponse()
-            answer = Answer(response.status, response.headers, read(response))
+            found = Response(response.status, response.headers, read(response))
         except BaseException:
             self._busy.pop(connection, None)
             connection.close()
@@ -103,7 +103,7 @@ class Connections:
             self._idle.append((connection, time.monotonic()))
             if not self._keeps:
                 self._close_idle()
-        return answer
+        return found
 
     def close(self) -> None:
         """Make requests that wait for a response fail, and all later ones."""

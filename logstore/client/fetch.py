@@ -1,36 +1,14 @@
-"""One fetch of many partitions: the client's request, and reading the response."""
+"""One fetch of many partitions: sends the request, and reads the response."""
 
 import http.client
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import pyarrow as pa
 
 from logstore.client.transport import Transport
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fetch_response
-
-
-class FetchPartition(msgspec.Struct, frozen=True, gc=False):
-    """A partition to read from ``offset`` on, only in the topic with ``topic_id``."""
-
-    topic: str
-    partition: int
-    offset: int
-    topic_id: str
-
-
-class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request for records of ``partitions`` in their order, up to ``max_bytes``, and ``max_partition_bytes`` of each.
-
-    The response waits for ``min_bytes`` in all, up to ``max_wait_ms``. ``where`` selects the records to return.
-    """
-
-    partitions: Sequence[FetchPartition]
-    max_bytes: int
-    max_partition_bytes: int
-    min_bytes: int
-    max_wait_ms: int
-    where: str | None = None
+from logstore.protocol.messages.records import FetchRequest
 
 
 def fetch(
@@ -45,7 +23,7 @@ def fetch(
     The store may respond ``request_timeout_s`` later than ``max_wait_ms``. ``at`` and the errors raised are those of
     ``Transport.request_once``.
     """
-    answer = transport.request_once(
+    response = transport.request_once(
         "POST",
         "/fetch",
         msgspec.json.encode(request),
@@ -55,7 +33,7 @@ def fetch(
         is_cancelled=is_cancelled,
         at=at,
     )
-    return list(read_fetch_response(answer.content))
+    return list(read_fetch_response(response.content))
 
 
 def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:

@@ -12,8 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from logstore.client.metadata import PartitionReplicas, TopicPartition
+from logstore.client.metadata import TopicPartition
 from logstore.errors import InvalidReplicaAssignmentError, InvalidReplicationFactorError, UnknownTopicError
+from logstore.protocol.messages.cluster import PartitionReplicas
 
 
 class PlannedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -32,9 +32,10 @@ import msgspec
 from logstore import errors
 from logstore.backoff import backoffs
 from logstore.client.addresses import Bootstrap, parse_bootstrap
-from logstore.client.connections import Answer, Body, Connections, HostNotFoundError, NotConnectedError, Read
+from logstore.client.connections import Body, Connections, HostNotFoundError, NotConnectedError, Read, Response
 from logstore.errors import LogStoreError
 from logstore.protocol import error_codes
+from logstore.protocol.messages.base import ErrorBody
 
 T = TypeVar("T")
 
@@ -42,11 +43,6 @@ log = logging.getLogger(__name__)
 
 # Only the first words of a proxy's HTML page are of use.
 _MESSAGE_CHARS_MAX = 500
-
-
-class _ErrorBody(msgspec.Struct):
-    error_code: int
-    message: str
 
 
 #: Seconds of failed connections after which a warning says so. A store that restarts is mostly back by then.
@@ -128,8 +124,8 @@ class Transport:
         timeout_s: float | None = None,
         retry_timeout_s: float | None = None,
         bad_request: type[LogStoreError] = errors.InvalidRequestError,
-        send: Callable[[Callable[[str | None], Answer]], Answer] | None = None,
-    ) -> Answer:
+        send: Callable[[Callable[[str | None], Response]], Response] | None = None,
+    ) -> Response:
         """Send a request; return its 2xx response.
 
         ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the response (a long poll's
@@ -146,7 +142,7 @@ class Transport:
         give_up = time.monotonic() + (self._retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
         wait_s = self.request_timeout_s + (timeout_s or 0)
 
-        def once(at: str | None = None) -> Answer:
+        def once(at: str | None = None) -> Response:
             return self.request_once(
                 method, path, content, headers=headers, params=params, timeout_s=wait_s, bad_request=bad_request, at=at
             )
@@ -166,7 +162,7 @@ class Transport:
         read: Read = http.client.HTTPResponse.read,
         is_cancelled: Callable[[], bool] = lambda: False,
         at: str | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Send a request as ``request`` does, but once. ``read`` and ``is_cancelled`` are those of
         ``Connections.exchange``.
 
@@ -185,12 +181,12 @@ class Transport:
             is_cancelled=is_cancelled,
         )
         addresses = self._addresses if at is None else (at,)
-        url, answer = self._send(exchange, _what(method, target), timeout_s, addresses)
+        url, response = self._send(exchange, _what(method, target), timeout_s, addresses)
         if at is None and url != self._addresses[0]:
             self._begin_with(url)
-        if 200 <= answer.status_code < 300:
-            return answer
-        error = error_of(answer, bad_request)
+        if 200 <= response.status_code < 300:
+            return response
+        error = error_of(response, bad_request)
         if stores_nothing(error) and not isinstance(error, errors.ThrottledError):
             self._begin_behind(url)
         raise error
@@ -206,7 +202,7 @@ class Transport:
         params: Mapping[str, str | int] | None = None,
         timeout_s: float | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
-    ) -> Answer:
+    ) -> Response:
         """Send a GET to one address after the other; return the first 2xx response. Raises the last error of
         ``request_once``.
 
@@ -254,8 +250,8 @@ class Transport:
             connections.interrupt()
 
     def _send(
-        self, exchange: Callable[[Connections], Answer], what: str, timeout_s: float, addresses: tuple[str, ...]
-    ) -> tuple[str, Answer]:
+        self, exchange: Callable[[Connections], Response], what: str, timeout_s: float, addresses: tuple[str, ...]
+    ) -> tuple[str, Response]:
         """Send to the first of ``addresses``, and to the others in turn while no connection can be made."""
         refused: list[NotConnectedError] = []
         for url in addresses:
@@ -324,10 +320,10 @@ def quote_name(topic: str) -> str:
     return quote(topic, safe="")
 
 
-def error_of(response: Answer, bad_request: type[LogStoreError] = errors.InvalidRequestError) -> LogStoreError:
+def error_of(response: Response, bad_request: type[LogStoreError] = errors.InvalidRequestError) -> LogStoreError:
     """Return the exception for a response other than 2xx."""
     try:
-        body = msgspec.json.decode(response.content, type=_ErrorBody)
+        body = msgspec.json.decode(response.content, type=ErrorBody)
         code, message = body.error_code, body.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         # The response is not the store's: it comes from a proxy, or from another program on that port.
@@ -341,13 +337,13 @@ def error_of(response: Answer, bad_request: type[LogStoreError] = errors.Invalid
     return error
 
 
-def _retry_after(response: Answer) -> int:
+def _retry_after(response: Response) -> int:
     text = response.headers.get("Retry-After", "1")
     return int(text) if text.isdecimal() else 1
 
 
-def _text(answer: Answer) -> str:
-    return answer.content.decode("utf-8", "replace")[:_MESSAGE_CHARS_MAX]
+def _text(response: Response) -> str:
+    return response.content.decode("utf-8", "replace")[:_MESSAGE_CHARS_MAX]
 
 
 def _broken(url: str, what: str, error: Exception) -> str:

@@ -21,9 +21,9 @@ import structlog
 from msgspec.structs import replace
 
 from logstore.cluster import znodes
+from logstore.cluster.alter_partition_manager import write_topic
 from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
-from logstore.cluster.coordinator import Elected, ElectionType, KnownTopic
-from logstore.cluster.partition_changes import write_topic
+from logstore.cluster.cluster_state import Elected, ElectionType, KnownTopic
 from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, elect, reconcile
 from logstore.cluster.view import ClusterView, WatchedView
 from logstore.cluster.znodes import ControllerEpoch, ControllerRegistration, TopicRegistration
@@ -283,7 +283,7 @@ class Controller:
             await self._reconcile(policy, None)
 
     async def elect(self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None) -> Elected:
-        """Elect leaders as ``Coordinator.elect_leaders`` says, with one write for each topic."""
+        """Elect leaders as ``ClusterState.elect_leaders`` says, with one write for each topic."""
         self._check()
         view = self._watched.view
         asked = partitions

@@ -16,7 +16,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster.assignment import Load, assign
-from logstore.cluster.coordinator import ADOPT, ElectionType, KnownTopic
+from logstore.cluster.cluster_state import ADOPT, ElectionType, KnownTopic
 from logstore.cluster.view import ClusterView, TopicNode
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration, TopicRegistration, topic_path
 from logstore.errors import (

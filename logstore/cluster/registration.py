@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from logstore.clock import Clock
 from logstore.cluster import checked_file, znodes
-from logstore.cluster.embedded_coordinator import FORMAT_VERSION, brokers_of, home_of
+from logstore.cluster.embedded_cluster_state import FORMAT_VERSION, brokers_of, home_of
 from logstore.cluster.lease import RENEWAL, Lease
 from logstore.cluster.log_directory import DirectoryRecord, LogDirectory, OneNodeDirectory
 from logstore.cluster.znodes import (

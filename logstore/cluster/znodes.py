@@ -20,7 +20,7 @@ from uuid import UUID
 
 import msgspec
 
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import ClusterStateError
 
 CLUSTER_ID: Final = "/cluster/id"

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from logstore.cluster import checked_file
-from logstore.cluster.embedded_coordinator import brokers_of
+from logstore.cluster.embedded_cluster_state import brokers_of
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
 

@@ -72,17 +72,17 @@ class AppendFuture(asyncio.Future[list[FrameLocation]]):
         self.exception()
 
 
-Told = Callable[[Sequence[FrameLocation], LogStoreError | None], None]
+Callback = Callable[[Sequence[FrameLocation], LogStoreError | None], None]
 """Called on the loop with the locations of an append's frames, or with none and the reason why they are not stored."""
 
 
 class _Append:
-    __slots__ = ("frames", "length", "told")
+    __slots__ = ("frames", "length", "on_stored")
 
-    def __init__(self, frames: Sequence[Frame], length: int, told: Told) -> None:
+    def __init__(self, frames: Sequence[Frame], length: int, on_stored: Callback) -> None:
         self.frames = frames
         self.length = length
-        self.told = told
+        self.on_stored = on_stored
 
 
 class NeededFile(NamedTuple):
@@ -268,25 +268,25 @@ class Journal:
         """Store frames, and return a future of their locations, done when the frames are durable or have failed."""
         future = AppendFuture()
 
-        def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+        def on_stored(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
             if error is None:
                 future.set_result(list(locations))
             else:
                 future.set_exception(error)
 
-        self.store(frames, told)
+        self.store(frames, on_stored)
         return future
 
-    def store(self, frames: Sequence[Frame], told: Told) -> None:
-        """Store frames, in this order and with one fdatasync; ``told`` is called when they are durable or have failed.
+    def store(self, frames: Sequence[Frame], on_stored: Callback) -> None:
+        """Store frames, in this order and with one fdatasync; call ``on_stored`` when they are durable or have failed.
 
         Callbacks are called in the order of the appends, and after a failure those of all queued appends in one step of
         the loop. The error is StorageFullError (nothing was stored; try again later), StorageError (final; a restart
-        shows whether they are stored) or BrokerNotReadyError (not started, or closed). ``told`` must not raise or
+        shows whether they are stored) or BrokerNotReadyError (not started, or closed). ``on_stored`` must not raise or
         append; it is called before this returns only if there is a ``refusal``.
         """
         if (refused := self.refusal) is not None:
-            told((), refused)
+            on_stored((), refused)
             return
         length = 0
         for _, payload in frames:
@@ -294,7 +294,7 @@ class Journal:
                 raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
             length += HEADER_BYTES + len(payload)
         self.queued_bytes += length
-        self._queue.append(_Append(frames, length, told))
+        self._queue.append(_Append(frames, length, on_stored))
         self._wake.set()
 
     def group_told(self) -> "asyncio.Future[None] | None":
@@ -410,7 +410,7 @@ class Journal:
                 if not self._forgotten or frame.header.topic_id not in self._forgotten:
                     file.add(frame.header, self._sealed)
             self.queued_bytes -= append.length
-            append.told(locations, None)
+            append.on_stored(locations, None)
         self._end_group()
         self._full = False
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
@@ -468,7 +468,7 @@ class Journal:
             self.queued_bytes -= append.length
             failure = type(error)(str(error))
             failure.__cause__ = error.__cause__
-            append.told((), failure)
+            append.on_stored((), failure)
         self._end_group()
 
     # ---- reads --------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from logstore.kafka_protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from logstore.protocol.messages.members import LeavingMember, MemberAssignment, Protocol
 
 # First versions of JoinGroup: with a rebalance timeout; where a new member joins twice (KIP-394); where the protocol's
 # name may be null (KIP-559); where a static leader keeps the assignment (KIP-814).
@@ -61,10 +62,10 @@ async def join_group(
         member_id=request.member_id,
         new_member_id=new_member_id,
         protocol_type=request.protocol_type,
-        protocols=tuple(events.JoinProtocol(one.name, one.metadata) for one in request.protocols),
+        protocols=tuple(Protocol(one.name, one.metadata) for one in request.protocols),
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=max(0, rebalance_timeout_ms),
-        instance_id=request.group_instance_id,
+        group_instance_id=request.group_instance_id,
         client_id=context.client_id,
         client_host=context.peer,
         reason=request.reason or "",
@@ -104,8 +105,8 @@ async def sync_group(
         request=0,
         member_id=request.member_id,
         generation=request.generation_id,
-        assignments=tuple((one.member_id, one.assignment) for one in request.assignments),
-        instance_id=request.group_instance_id,
+        assignments=tuple(MemberAssignment(one.member_id, one.assignment) for one in request.assignments),
+        group_instance_id=request.group_instance_id,
         protocol_type=request.protocol_type,
         protocol=request.protocol_name,
     )
@@ -127,7 +128,12 @@ async def heartbeat(
     request: HeartbeatRequest,
     version: int,  # noqa: ARG001
 ) -> HeartbeatResponse:
-    event = events.Heartbeat(0, request.member_id, request.generation_id, request.group_instance_id)
+    event = events.Heartbeat(
+        request=0,
+        member_id=request.member_id,
+        generation=request.generation_id,
+        group_instance_id=request.group_instance_id,
+    )
     try:
         require_group_name(request.group_id)
         await store.groups.members.heartbeat(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
@@ -144,14 +150,14 @@ async def leave_group(
 ) -> LeaveGroupResponse:
     """Remove members. Before version 3 it is one member, whose error is that of the response."""
     if version >= _LEAVE_MEMBERS:
-        leaving = [events.LeavingMember(m.member_id, m.group_instance_id, m.reason or "") for m in request.members]
+        leaving = [LeavingMember(m.member_id, m.group_instance_id, m.reason or "") for m in request.members]
     else:
-        leaving = [events.LeavingMember(request.member_id)]
+        leaving = [LeavingMember(request.member_id)]
     try:
         require_group_name(request.group_id)
         if len(leaving) > _LEAVING_MAX:
             raise InvalidRequestError(f"{len(leaving)} members of a group are to leave: send {_LEAVING_MAX} at most.")
-        event = events.LeaveGroup(0, tuple(leaving))
+        event = events.LeaveGroup(request=0, members=tuple(leaving))
         left = await store.groups.members.leave(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
     except LogStoreError as error:
         return LeaveGroupResponse(error_code=group_error_number(error))

@@ -57,7 +57,7 @@ async def consumer_group_heartbeat(
         request=0,
         member_id=member_id,
         member_epoch=request.member_epoch,
-        instance_id=request.instance_id,
+        group_instance_id=request.instance_id,
         rack_id=request.rack_id,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         subscribed_topics=None if names is None else frozenset(names),

@@ -4,6 +4,7 @@ from typing import Final
 
 from logstore.broker.authorizer import ResourceType
 from logstore.broker.context import RequestContext
+from logstore.errors import MismatchedEndpointTypeError, UnsupportedEndpointTypeError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import DescribeClusterRequest, DescribeClusterResponse
@@ -12,8 +13,6 @@ _Broker = DescribeClusterResponse.DescribeClusterBroker
 
 _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
-_MISMATCHED_ENDPOINT_TYPE: Final = 114
-_UNSUPPORTED_ENDPOINT_TYPE: Final = 115
 
 
 async def describe_cluster(
@@ -24,9 +23,9 @@ async def describe_cluster(
 ) -> DescribeClusterResponse:
     broker = store.broker
     if request.endpoint_type != _BROKERS:
-        is_controllers = request.endpoint_type == _CONTROLLERS
+        kind = MismatchedEndpointTypeError if request.endpoint_type == _CONTROLLERS else UnsupportedEndpointTypeError
         return DescribeClusterResponse(
-            error_code=_MISMATCHED_ENDPOINT_TYPE if is_controllers else _UNSUPPORTED_ENDPOINT_TYPE,
+            error_code=kind.kafka_code,
             error_message="This is a broker: ask it for brokers (endpoint type 1).",
             endpoint_type=_BROKERS,
         )

@@ -9,7 +9,7 @@ from typing import Final
 from logstore.broker.authorizer import ResourceType
 from logstore.broker.broker import Topic
 from logstore.broker.context import RequestContext
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import InvalidRequestError, LeaderNotAvailableError, LogStoreError
 from logstore.kafka_listener.authorized_operations import authorized_operations
 from logstore.kafka_listener.store import KafkaStore

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.group_queries import CommittedOffset
-from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.offsets import OffsetToCommit
 from consumer_offsets.steps import in_steps
 from logstore.broker.context import RequestContext
 from logstore.errors import (
@@ -36,6 +35,8 @@ from logstore.kafka_protocol.messages import (
     OffsetFetchResponse,
 )
 from logstore.limits import OFFSET_METADATA_BYTES_MAX
+from logstore.protocol.members.identity import MemberIdentity
+from logstore.protocol.messages.groups import GroupOffset
 
 # First versions: of a commit by a member of KIP-848; of a fetch with its own error; of a fetch with several groups.
 _COMMIT_EPOCH: Final = 9
@@ -69,7 +70,7 @@ async def offset_commit(
                     leader_epoch=one.committed_leader_epoch,
                 )
             )
-    by = CommittingMember(request.member_id, request.generation_id_or_member_epoch, request.group_instance_id)
+    by = MemberIdentity(request.member_id, request.generation_id_or_member_epoch, request.group_instance_id)
     try:
         outcomes = await store.groups.commit_each(context, request.group_id, offsets, by, timeout_ms=GROUP_TIMEOUT_MS)
     except LogStoreError as error:
@@ -231,7 +232,7 @@ async def _fetch(
 
 def _offset(
     place: TopicPartition,
-    committed: CommittedOffset | None,
+    committed: GroupOffset | None,
     unstable: frozenset[TopicPartition],
     refused: frozenset[str],
 ) -> _Offset:

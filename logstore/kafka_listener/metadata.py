@@ -14,7 +14,7 @@ from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.topic_catalog import check_topic_name
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import InvalidRequestError, LeaderNotAvailableError, LogStoreError, UnknownTopicError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
 from logstore.kafka_listener.store import KafkaStore

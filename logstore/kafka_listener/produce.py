@@ -20,7 +20,7 @@ from logstore.broker.batch_producing import BatchOutcome, TopicBatches
 from logstore.broker.context import RequestContext
 from logstore.errors import (
     InvalidRecordError,
-    InvalidRequestError,
+    InvalidRequiredAcksError,
     LogStoreError,
     NotLeaderOrFollowerError,
     RequestTimedOutError,
@@ -40,7 +40,6 @@ _Leader = ProduceResponse.LeaderIdAndEpoch
 
 #: The version from which topics have ids instead of names.
 _BY_ID: Final = 13
-_INVALID_REQUIRED_ACKS: Final = 21
 #: The longest wait that a client may ask for, and the longest pause that it is asked for, in ms.
 _TIMEOUT_MAX_MS: Final = 600_000
 _PAUSE_MAX_MS: Final = 1_000
@@ -67,7 +66,7 @@ async def produce(
     if request.acks not in (-1, 0, 1):
         message = f"acks is {request.acks}: it is -1 (all), 0 or 1."
         outcomes = [
-            [BatchOutcome(one.index, error=_InvalidRequiredAcksError(message)) for one in topic.partition_data]
+            [BatchOutcome(one.index, error=InvalidRequiredAcksError(message)) for one in topic.partition_data]
             for topic in request.topic_data
         ]
         return _response(store, context, request, outcomes, 0, by_id=by_id)
@@ -99,10 +98,6 @@ async def produce(
         return None
     throttle_ms = max(produced.throttle_ms, min(waited_ms, _PAUSE_MAX_MS))
     return _response(store, context, request, produced.outcomes, throttle_ms, by_id=by_id)
-
-
-class _InvalidRequiredAcksError(InvalidRequestError):
-    kafka_name, kafka_code = "INVALID_REQUIRED_ACKS", _INVALID_REQUIRED_ACKS
 
 
 async def _until_room(

@@ -4,7 +4,7 @@ import asyncio
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore.broker.broker import Broker
-from logstore.cluster.coordinator import BrokerEndpoint, Coordinator
+from logstore.cluster.cluster_state import BrokerEndpoint, ClusterState
 from logstore.kafka_listener.fetch_sessions import FetchSessions
 from logstore.settings import Settings, host_and_port
 
@@ -19,7 +19,7 @@ class KafkaStore:
         settings: Settings,
         broker: Broker,
         groups: GroupCoordinator,
-        coordinator: Coordinator,
+        coordinator: ClusterState,
         advertised: tuple[str, int],
     ) -> None:
         self.settings = settings

@@ -33,8 +33,8 @@ from logstore.delta.table_features import (
 )
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError
-from logstore.log.merging import MERGE, MergeGroup, merge_parts, merge_task
-from logstore.segments.joining import write_here
+from logstore.log.merge import MERGE, MergeGroup, merge_parts, merge_task
+from logstore.segments.merge import write_here
 from logstore.segments.writer import Segment
 from logstore.topic_config import TopicConfig
 

@@ -39,7 +39,7 @@ async def reset_to_table(
     snapshot = log.snapshot_of(state, sealed_offset=sealed, log_end_offset=sealed)
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+    def on_stored(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
         if error is not None:
             log.failed(truncation, error)
             durable.set_exception(error)
@@ -54,6 +54,6 @@ async def reset_to_table(
 
     log.track(truncation)
     frames: list[Frame] = [truncation, snapshot]
-    journal.store(frames, told)
+    journal.store(frames, on_stored)
     await asyncio.shield(durable)
     return True

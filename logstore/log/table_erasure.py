@@ -40,11 +40,11 @@ from logstore.errors import (
 from logstore.limits import MIB
 from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
 from logstore.log.history import missing_records
-from logstore.log.merging import MergeGroup, merge_parts, merge_task
+from logstore.log.merge import MergeGroup, merge_parts, merge_task
 from logstore.records.log_batches import int64_values
 from logstore.records.transactions import OFFSET_MAX
 from logstore.segments.foreign_file import stored_batches
-from logstore.segments.joining import Rows, write_here
+from logstore.segments.merge import Rows, write_here
 from logstore.segments.names import SegmentName, known_segment_name
 from logstore.segments.reader import read_footer, read_row_group, row_groups
 from logstore.segments.writer import Segment

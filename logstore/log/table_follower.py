@@ -36,7 +36,7 @@ from logstore.log.history import (
     sealed_segments_on_disk,
 )
 from logstore.log.isolation import Isolation
-from logstore.log.merging import MERGE
+from logstore.log.merge import MERGE
 from logstore.log.partition_log import PartitionLog
 from logstore.log.table_erasure import ERASE, erase_from_table
 from logstore.log.topic import Topic

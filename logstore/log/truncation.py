@@ -18,7 +18,7 @@ async def truncate(journal: Journal, log: PartitionLog, offset: int, leader_epoc
     frame = log.truncation(offset, leader_epoch)
     durable = asyncio.get_running_loop().create_future()
 
-    def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+    def on_stored(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
         if error is not None:
             log.failed(frame, error)
             durable.set_exception(error)
@@ -27,7 +27,7 @@ async def truncate(journal: Journal, log: PartitionLog, offset: int, leader_epoc
         durable.set_result(None)
 
     log.track(frame)
-    journal.store([frame], told)
+    journal.store([frame], on_stored)
     await asyncio.shield(durable)
     journal.truncate(log.topic_id, log.partition, log.log_end_offset)
     return log.log_end_offset

@@ -18,7 +18,6 @@ from logstore.records.murmur2 import murmur2
 
 #: Sequence numbers are int32 and continue at 0 after this one, like Kafka's.
 SEQUENCE_MAX = 2**31 - 1
-PRODUCER_EPOCH_MAX = 2**15 - 1
 # The epochs of keys are -2 and below.
 _KEY_EPOCHS = 2**15 - 1
 

@@ -203,8 +203,8 @@ class PeerConnection:
                 )
             if request.answer.done():
                 return
-            answer_type = ANSWER_TYPES.get(request.type, request.type)
-            if header.type != answer_type:
+            response_type = ANSWER_TYPES.get(request.type, request.type)
+            if header.type != response_type:
                 raise MalformedMessageError(f"{request.type.name} was answered by a message of type {header.type}")
             if header.error:
                 request.answer.set_exception(decode_error(header.error, body))

@@ -89,7 +89,7 @@ class HttpConnection:
         self._writer.close()
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """``body`` has the pieces as they came."""
 
     status: int
@@ -137,7 +137,7 @@ class PeerHttp:
         body: bytes = b"",
         accept: str = "application/json",
         reserve: Callable[[int], None] = lambda _: None,
-    ) -> Answer:
+    ) -> Response:
         """Return the whole response to this broker's own request, with a body of JSON.
 
         ``reserve`` is called with the number of bytes of the response before they are read, and may raise. Raises
@@ -161,7 +161,7 @@ class PeerHttp:
                     pieces.append(bytes(event.data))
             except BrokenConnectionError as error:
                 raise PeerUnavailableError(f"broker {broker_id} did not answer: {error}") from error
-        return Answer(head.status_code, pieces)
+        return Response(head.status_code, pieces)
 
     def _take(self, broker_id: int) -> HttpConnection | None:
         idle = self._idle.get(broker_id, [])

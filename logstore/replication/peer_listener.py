@@ -479,8 +479,8 @@ class _Connection:
         return None
 
     def _send_error(self, header: Header, error: LogStoreError) -> None:
-        answer_type = ANSWER_TYPES.get(header.type, header.type)
-        self.stream.send(answer_type, header.correlation, encode_error(error), error.kafka_code)
+        response_type = ANSWER_TYPES.get(header.type, header.type)
+        self.stream.send(response_type, header.correlation, encode_error(error), error.kafka_code)
 
     def _become_http(self) -> None:
         assert self.session is not None

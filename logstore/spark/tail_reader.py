@@ -146,9 +146,10 @@ class Leader:
 
     def _fetch(self, partition: int, offset: int, min_bytes: int) -> "PartitionData | None":
         """Return one response, or None without news. Waits only for the first byte. Raises the partition's error."""
-        from logstore.client.fetch import FetchPartition, FetchRequest, fetch
+        from logstore.client.fetch import fetch
+        from logstore.protocol.messages.records import FetchPartition, FetchRequest
 
-        asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]
+        asked = (FetchPartition(self._topic, partition, offset, self._topic_id),)
         wait_ms = FETCH_WAIT_MS if min_bytes == 1 else 0
         request = FetchRequest(asked, FETCH_BYTES, FETCH_BYTES, min_bytes=min_bytes, max_wait_ms=wait_ms)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
+from logstore.cluster.cluster_state import BrokerEndpoint, PartitionState
 from tests.api.api_client import ApiClient, assert_error
 
 pytestmark = pytest.mark.anyio

@@ -5,10 +5,10 @@ from ingest_api.content_types import (
     KAFKA_BINARY_V2,
     KAFKA_JSON_V2,
     MediaRange,
-    answer_media_type,
     parse_media_ranges,
     request_coding,
     request_media_type,
+    response_media_type,
 )
 from ingest_api.errors import NotAcceptableError, UnsupportedMediaTypeError
 
@@ -70,21 +70,21 @@ def test_malformed_media_ranges_are_refused(header):
     ],
 )
 def test_the_best_type_is_answered(accept, expected):
-    assert answer_media_type(headers(("accept", accept)), (JSON, TEXT)) == expected
+    assert response_media_type(headers(("accept", accept)), (JSON, TEXT)) == expected
 
 
 def test_without_accept_the_first_type_is_answered():
-    assert answer_media_type(headers(), (JSON, TEXT)) == JSON
+    assert response_media_type(headers(), (JSON, TEXT)) == JSON
 
 
 def test_several_accept_lines_are_one_list():
-    assert answer_media_type(headers(("accept", "x/y"), ("accept", TEXT)), (JSON, TEXT)) == TEXT
+    assert response_media_type(headers(("accept", "x/y"), ("accept", TEXT)), (JSON, TEXT)) == TEXT
 
 
 @pytest.mark.parametrize("accept", ["x/y", "application/json;q=0", "*/*;q=0", "nonsense", "application/json;q=2"])
 def test_an_unacceptable_accept_is_refused_naming_the_types_on_offer(accept):
     with pytest.raises(NotAcceptableError, match=f"Ask for one of {JSON}, {TEXT}"):
-        answer_media_type(headers(("accept", accept)), (JSON, TEXT))
+        response_media_type(headers(("accept", accept)), (JSON, TEXT))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
+from logstore.cluster.cluster_state import BrokerEndpoint, PartitionState
 from tests.support.authorizer_views import Denied
 
 pytestmark = pytest.mark.anyio

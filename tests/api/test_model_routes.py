@@ -6,23 +6,24 @@ from typing import Annotated
 import httpx
 import pytest
 from fastapi import Query
-from pydantic import Field
+from msgspec import Meta
 
 from ingest_api.app import create_app
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.routers import ROUTERS
 from ingest_api.routes import open_to_all
-from ingest_api.schemas.base import Answer, Request
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.quotas import Quotas
+from logstore.protocol.messages.base import Query as Parameters
+from logstore.protocol.messages.base import Request, Response
 from logstore.settings import Settings
 from tests.api.api_client import ApiClient, assert_error, running_api
 
 pytestmark = pytest.mark.anyio
 
 
-class Asked(Request):
-    word: str | None = Field(None, max_length=3)
+class Asked(Parameters):
+    word: Annotated[str, Meta(max_length=3)] = ""
     other: str | None = None
 
 
@@ -30,7 +31,7 @@ class Wanted(Request):
     count: int
 
 
-class Told(Answer):
+class Told(Response):
     count: int
 
 
@@ -41,7 +42,7 @@ router = model_router(AdministrationRoute, tags=["test"])
 @router.get("/words")
 @open_to_all
 async def words(query: Annotated[Asked, Query()]) -> Told:
-    return Told(count=len(query.word or ""))
+    return Told(count=len(query.word))
 
 
 @router.post("/counts")

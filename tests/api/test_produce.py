@@ -3,15 +3,16 @@ import base64
 import gzip
 import json
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 import zstandard
 
-from ingest_api.answers import produced_offsets, produced_ranges
-from ingest_api.schemas.records import ProducedOffsets, ProducedRanges
+from ingest_api.record_responses import produced_offsets, produced_ranges
 from logstore.broker.broker import PartitionResponse, ProduceResult
 from logstore.broker.context import INTERNAL
+from logstore.protocol.messages.records import ProducedOffsets, ProducedRanges
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error, running_api
 from tests.support.eventually import eventually_async
 
@@ -28,7 +29,7 @@ def arrow_stream(**columns: list) -> bytes:
 
 def offsets_of(answer) -> list[tuple[int, int]]:
     """Check the v2 shape; return (partition, offset) of each record."""
-    ProducedOffsets.model_validate_json(answer.content, strict=True)
+    msgspec.json.decode(answer.content, type=ProducedOffsets)
     body = answer.json()
     assert set(body) == {"offsets", "key_schema_id", "value_schema_id"}
     for entry in body["offsets"]:
@@ -73,7 +74,7 @@ async def test_binary_keys_values_and_headers_come_back_as_they_were(api):
 async def test_ndjson_takes_the_bytes_of_each_line_and_answers_ranges(api):
     await api.create_topic("t")
     answer = await api.post("/topics/t", content=b'{"a":1}\nplain\n\n 2', headers={"Content-Type": NDJSON})
-    ProducedRanges.model_validate_json(answer.content, strict=True)
+    msgspec.json.decode(answer.content, type=ProducedRanges)
     assert answer.json() == {"ranges": [{"partition": 0, "base_offset": 0, "count": 3}]}
     stored = (await api.fetch("t", offset=0, accept=BINARY_V2)).json()
     assert [base64.b64decode(record["value"]) for record in stored] == [b'{"a":1}', b"plain", b" 2"]
@@ -237,7 +238,7 @@ async def test_a_partition_that_takes_nothing_spoils_no_other(api):
     api.broker.topic(INTERNAL, "t").partition(2).quarantine("a test", "end it")
     answer = await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2})
     assert answer.status_code == 200
-    ProducedOffsets.model_validate_json(answer.content, strict=True)
+    msgspec.json.decode(answer.content, type=ProducedOffsets)
     places = answer.json()["offsets"]
     assert [(place["partition"], place["offset"], place["error_code"]) for place in places] == [
         (0, 0, None),
@@ -267,7 +268,7 @@ async def test_ranges_that_a_partition_has_not_taken_say_why(api):
         writer.write_batch(rows)
     answer = await api.post("/topics/t", content=sink.getvalue().to_pybytes(), headers={"Content-Type": ARROW})
     assert answer.status_code == 200, answer.text
-    ProducedRanges.model_validate_json(answer.content, strict=True)
+    msgspec.json.decode(answer.content, type=ProducedRanges)
     taken, refused = answer.json()["ranges"]
     assert taken == {"partition": 0, "base_offset": 0, "count": 2, "error_code": None, "error": None}
     assert refused["error"].startswith("t-1 is quarantined: a test")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import LeaderNotAvailableError
 from logstore.protocol.fetch_response import read_fetch_response
 from logstore.protocol.headers import RELAYED_CONTEXT

@@ -33,7 +33,7 @@ class Case:
     sent: Any = None
     type: str | None = None
     accept: str | None = None
-    answer_type: str | None = V2
+    response_type: str | None = V2
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def error(code: int) -> dict[str, Any]:
 
 def refused(method: str, path: str, code: int, sent: Any = None, **more: Any) -> Case:
     status = code // 100 if code > 999 else code
-    return case(method, path, status, error(code), sent, answer_type=None, **more)
+    return case(method, path, status, error(code), sent, response_type=None, **more)
 
 
 OFFSET = {"partition": int, "offset": int, "error_code": None, "error": None}
@@ -69,13 +69,13 @@ PLACE = {"topic": "{t}", "partition": 0}
 INSTANCE = "/consumers/{g}/instances/c"
 MADE = case("POST", "/consumers/{g}", 200, {"instance_id": "c", "base_uri": str},
             {"name": "c", "format": "json", "auto.offset.reset": "earliest"})  # fmt: skip
-ASSIGNED = case("POST", f"{INSTANCE}/assignments", 204, None, {"partitions": [PLACE]}, answer_type=None)
+ASSIGNED = case("POST", f"{INSTANCE}/assignments", 204, None, {"partitions": [PLACE]}, response_type=None)
 RECORD = {"topic": "{t}", "key": None, "value": {"n": 0}, "partition": 0, "offset": 0}
 
 
 def polled(*values: Any) -> Case:
     rows = [{**RECORD, "value": {"n": n}, "offset": n} for n in values]
-    return case("GET", f"{INSTANCE}/records?timeout=2000", 200, rows, accept=JSON_V2, answer_type=JSON_V2)
+    return case("GET", f"{INSTANCE}/records?timeout=2000", 200, rows, accept=JSON_V2, response_type=JSON_V2)
 
 
 FLOWS = (
@@ -87,8 +87,8 @@ FLOWS = (
         case("GET", "/topics/{t}/partitions/0", 200, PARTITION),
         case("GET", "/topics/{t}/partitions/0/offsets", 200, {"beginning_offset": 0, "end_offset": 3}),
         case("GET", "/brokers", 200, {"brokers": [int]}),
-        case("GET", "/topics", 200, ["{t}"], accept=JSON, answer_type=JSON),
-        case("GET", "/topics", 200, ["{t}"], accept="*/*", answer_type=None),
+        case("GET", "/topics", 200, ["{t}"], accept=JSON, response_type=JSON),
+        case("GET", "/topics", 200, ["{t}"], accept="*/*", response_type=None),
         refused("GET", "/topics/absent", 40401),
         refused("GET", "/topics/absent/partitions", 40401),
         refused("GET", "/topics/absent/partitions/0", 40401),
@@ -111,7 +111,7 @@ FLOWS = (
         case("POST", "/topics/{t}", 200, PRODUCED, BOM + '{"records": [{"value": 1}]}', type=JSON_V2),
         case("POST", "/topics/{t}", 200, PRODUCED, BOM + '{"records": [{"value": "YQ=="}]}', type=BINARY_V2),
         case("POST", "/topics/{t}", 200, PRODUCED, {"records": [{"value": 1}]}, type=JSON_V2, accept=JSON,
-             answer_type=JSON),
+             response_type=JSON),
         refused("POST", "/topics/{t}", 422, {"records": []}, type=JSON_V2),
         refused("POST", "/topics/{t}", 42206, {}, type=JSON_V2),
         refused("POST", "/topics/{t}", 42206, "{", type=JSON_V2),
@@ -133,7 +133,7 @@ FLOWS = (
         refused("POST", "/consumers/{g}", 422, {"format": "avro"}),
         refused("POST", "/consumers/{g}", 42204, {"auto.offset.reset": "soon"}),
         refused("POST", "/consumers/{g}", 42204, {"fetch.min.bytes": "10000001"}),
-        case("DELETE", INSTANCE, 204, answer_type=None),
+        case("DELETE", INSTANCE, 204, response_type=None),
         refused("DELETE", INSTANCE, 40403),
         refused("GET", f"{INSTANCE}/records", 40403),
         refused("POST", f"{INSTANCE}/subscription", 40403, {"topics": ["{t}"]}),
@@ -141,9 +141,9 @@ FLOWS = (
     Flow("subscription", (
         MADE,
         case("GET", f"{INSTANCE}/subscription", 200, {"topics": []}),
-        case("POST", f"{INSTANCE}/subscription", 204, None, {"topics": ["{t}"]}, answer_type=None),
+        case("POST", f"{INSTANCE}/subscription", 204, None, {"topics": ["{t}"]}, response_type=None),
         case("GET", f"{INSTANCE}/subscription", 200, {"topics": ["{t}"]}),
-        case("POST", f"{INSTANCE}/subscription", 204, None, {"topics": ["{t}"]}, type=JSON_V2, answer_type=None),
+        case("POST", f"{INSTANCE}/subscription", 204, None, {"topics": ["{t}"]}, type=JSON_V2, response_type=None),
         refused("POST", f"{INSTANCE}/subscription", 40903, {"topics": ["{t}"], "topic_pattern": "x"}),
         refused("POST", f"{INSTANCE}/subscription", 40903, {"topic_pattern": "x.*"}),
         refused("POST", f"{INSTANCE}/assignments", 40903, {"partitions": [PLACE]}),
@@ -151,7 +151,7 @@ FLOWS = (
         case("POST", f"{INSTANCE}/offsets", 200, [{**PLACE, "consumed": 2, "committed": 3}]),
         case("GET", f"{INSTANCE}/offsets", 200, {"offsets": [{**PLACE, "offset": 3, "metadata": ""}]},
              {"partitions": [PLACE]}),
-        case("DELETE", f"{INSTANCE}/subscription", 204, answer_type=None),
+        case("DELETE", f"{INSTANCE}/subscription", 204, response_type=None),
         case("GET", f"{INSTANCE}/subscription", 200, {"topics": []}),
         refused("GET", f"{INSTANCE}/records", 40903, accept=JSON_V2),
     )),
@@ -161,18 +161,18 @@ FLOWS = (
         case("GET", f"{INSTANCE}/assignments", 200, {"partitions": [PLACE]}),
         refused("POST", f"{INSTANCE}/subscription", 40903, {"topics": ["{t}"]}),
         polled(0, 1, 2),
-        case("POST", f"{INSTANCE}/positions/beginning", 204, None, {"partitions": [PLACE]}, answer_type=None),
+        case("POST", f"{INSTANCE}/positions/beginning", 204, None, {"partitions": [PLACE]}, response_type=None),
         polled(0, 1, 2),
-        case("POST", f"{INSTANCE}/positions", 204, None, {"offsets": [{**PLACE, "offset": 2}]}, answer_type=None),
+        case("POST", f"{INSTANCE}/positions", 204, None, {"offsets": [{**PLACE, "offset": 2}]}, response_type=None),
         polled(2),
-        case("POST", f"{INSTANCE}/positions/end", 204, None, {"partitions": [PLACE]}, answer_type=None),
-        case("GET", f"{INSTANCE}/records?timeout=0", 200, [], accept=JSON_V2, answer_type=JSON_V2),
+        case("POST", f"{INSTANCE}/positions/end", 204, None, {"partitions": [PLACE]}, response_type=None),
+        case("GET", f"{INSTANCE}/records?timeout=0", 200, [], accept=JSON_V2, response_type=JSON_V2),
         # As in Kafka, a seek past the end is taken, and the next poll begins as auto.offset.reset says.
         case("POST", f"{INSTANCE}/positions", 204, None, {"offsets": [{**PLACE, "offset": 99, "metadata": "m"}]},
-             answer_type=None),
+             response_type=None),
         polled(0, 1, 2),
         case("POST", f"{INSTANCE}/positions", 204, None,
-             {"timestamps": [{**PLACE, "timestamp": "1970-01-01T00:00:00Z"}]}, answer_type=None),
+             {"timestamps": [{**PLACE, "timestamp": "1970-01-01T00:00:00Z"}]}, response_type=None),
         polled(0, 1, 2),
         refused("POST", f"{INSTANCE}/positions", 40903, {"offsets": [{**PLACE, "partition": 1, "offset": 0}]}),
         refused("GET", f"{INSTANCE}/records", 40601, accept=BINARY_V2),
@@ -197,25 +197,25 @@ FLOWS = (
     )),
     Flow("v3 topics", (
         case("GET", "/v3/clusters", 200, {"kind": "KafkaClusterList", "data": [{"cluster_id": "{c}"}]},
-             answer_type=JSON),
-        case("GET", "/v3/clusters/{c}", 200, {"kind": "KafkaCluster", "cluster_id": "{c}"}, answer_type=JSON),
-        case("GET", "/v3/clusters/{c}/topics", 200, {"kind": "KafkaTopicList", "data": list}, answer_type=JSON),
+             response_type=JSON),
+        case("GET", "/v3/clusters/{c}", 200, {"kind": "KafkaCluster", "cluster_id": "{c}"}, response_type=JSON),
+        case("GET", "/v3/clusters/{c}/topics", 200, {"kind": "KafkaTopicList", "data": list}, response_type=JSON),
         case("POST", "/v3/clusters/{c}/topics", 201, {"kind": "KafkaTopic", "topic_name": "{t}-new"},
              {"topic_name": "{t}-new", "partitions_count": 1, "replication_factor": 1,
-              "configs": [{"name": "cleanup.policy", "value": "compact"}]}, type=JSON, answer_type=JSON),
+              "configs": [{"name": "cleanup.policy", "value": "compact"}]}, type=JSON, response_type=JSON),
         refused("POST", "/v3/clusters/{c}/topics", 40002, {"topic_name": "{t}-new"}, type=JSON),
         case("GET", "/v3/clusters/{c}/topics/{t}-new", 200, {"topic_name": "{t}-new", "partitions_count": 1,
-                                                             "is_internal": False}, answer_type=JSON),
+                                                             "is_internal": False}, response_type=JSON),
         case("GET", "/v3/clusters/{c}/topics/{t}-new/configs/cleanup.policy", 200, {"value": "compact"},
-             answer_type=JSON),
+             response_type=JSON),
         case("PUT", "/v3/clusters/{c}/topics/{t}-new/configs/retention.ms", 204, None, {"value": "5"}, type=JSON,
-             answer_type=None),
+             response_type=None),
         case("POST", "/v3/clusters/{c}/topics/{t}-new/configs:alter", 204, None,
-             {"data": [{"name": "retention.ms", "operation": "DELETE"}]}, type=JSON, answer_type=None),
-        case("GET", "/v3/clusters/{c}/topics/{t}/partitions/0", 200, {"partition_id": 0}, answer_type=JSON),
+             {"data": [{"name": "retention.ms", "operation": "DELETE"}]}, type=JSON, response_type=None),
+        case("GET", "/v3/clusters/{c}/topics/{t}/partitions/0", 200, {"partition_id": 0}, response_type=JSON),
         case("PATCH", "/v3/clusters/{c}/topics/{t}-new", 200, {"partitions_count": 2}, {"partitions_count": 2},
-             type=JSON, answer_type=JSON),
-        case("DELETE", "/v3/clusters/{c}/topics/{t}-new", 204, answer_type=None),
+             type=JSON, response_type=JSON),
+        case("DELETE", "/v3/clusters/{c}/topics/{t}-new", 204, response_type=None),
         refused("GET", "/v3/clusters/{c}/topics/{t}-new", 40401),
         refused("GET", "/v3/clusters/other/topics", 404),
     )),
@@ -224,30 +224,30 @@ FLOWS = (
              {"error_code": 200, "cluster_id": "{c}", "topic_name": "{t}", "partition_id": 1, "offset": 0},
              {"partition_id": 1, "headers": [{"name": "h", "value": "aGk="}], "key": {"type": "STRING", "data": "k"},
               "value": {"type": "JSON", "data": {"a": 1}}, "timestamp": "2026-11-21T08:00:00Z"},
-             type=JSON, answer_type=JSON),
+             type=JSON, response_type=JSON),
         case("POST", "/v3/clusters/{c}/topics/{t}/records", 200, {"error_code": 200, "offset": 1},
-             BOM + r'{"partition_id": 1, "value": {"type": "JSON", "data": "\ud800"}}', type=JSON, answer_type=JSON),
+             BOM + r'{"partition_id": 1, "value": {"type": "JSON", "data": "\ud800"}}', type=JSON, response_type=JSON),
         case("POST", "/v3/clusters/{c}/topics/{t}/records", 200, {"error_code": 42206},
-             {"value": {"type": "AVRO", "data": 1}}, type=JSON, answer_type=JSON),
+             {"value": {"type": "AVRO", "data": 1}}, type=JSON, response_type=JSON),
         case("POST", "/v3/clusters/{c}/topics/{t}/records:batch", 207,
              {"successes": [{"id": "1"}], "failures": [{"id": "2", "error_code": int, "message": str}]},
              {"entries": [{"id": "1", "value": {"type": "BINARY", "data": "aGk="}},
-                          {"id": "2", "value": {"type": "BINARY", "data": "?"}}]}, type=JSON, answer_type=JSON),
+                          {"id": "2", "value": {"type": "BINARY", "data": "?"}}]}, type=JSON, response_type=JSON),
         refused("POST", "/v3/clusters/{c}/topics/absent/records", 40401, {"value": {"type": "JSON", "data": 1}},
                 type=JSON),
         refused("POST", "/v3/clusters/{c}/topics/{t}/records", 415, {"value": {"type": "JSON", "data": 1}},
                 type=JSON_V2),
     )),
     Flow("v3 groups", (
-        case("POST", "/groups/{g}/offsets", 200, dict, {"offsets": [{**PLACE, "offset": 1}]}, answer_type=V2),
-        case("GET", "/v3/clusters/{c}/consumer-groups", 200, {"kind": "KafkaConsumerGroupList"}, answer_type=JSON),
+        case("POST", "/groups/{g}/offsets", 200, dict, {"offsets": [{**PLACE, "offset": 1}]}, response_type=V2),
+        case("GET", "/v3/clusters/{c}/consumer-groups", 200, {"kind": "KafkaConsumerGroupList"}, response_type=JSON),
         case("GET", "/v3/clusters/{c}/consumer-groups/{g}", 200,
-             {"consumer_group_id": "{g}", "is_simple": True, "state": "EMPTY"}, answer_type=JSON),
-        case("GET", "/v3/clusters/{c}/consumer-groups/{g}/consumers", 200, {"data": []}, answer_type=JSON),
+             {"consumer_group_id": "{g}", "is_simple": True, "state": "EMPTY"}, response_type=JSON),
+        case("GET", "/v3/clusters/{c}/consumer-groups/{g}/consumers", 200, {"data": []}, response_type=JSON),
         case("GET", "/v3/clusters/{c}/consumer-groups/{g}/lag-summary", 200, {"max_lag": 2, "total_lag": 2,
-             "max_lag_topic_name": "{t}", "max_lag_partition_id": 0}, answer_type=JSON),
+             "max_lag_topic_name": "{t}", "max_lag_partition_id": 0}, response_type=JSON),
         case("GET", "/v3/clusters/{c}/consumer-groups/{g}/lags/{t}/partitions/0", 200,
-             {"current_offset": 1, "log_end_offset": 3, "lag": 2}, answer_type=JSON),
+             {"current_offset": 1, "log_end_offset": 3, "lag": 2}, response_type=JSON),
         refused("GET", "/v3/clusters/{c}/consumer-groups/absent", 40405),
     )),
 )  # fmt: skip
@@ -276,8 +276,8 @@ async def test_requests_are_answered_as_by_rest_proxy(store: ApiClient, flow: Fl
         options = {"content": sent.encode()} if isinstance(sent, str) else {"content": _dumped(sent)} if sent else {}
         answer = await store.request(one.method, f"{path}{slash}{question}{query}", headers=headers, **options)
         assert answer.status_code == one.status, f"{where}: {answer.status_code} {answer.text[:300]}"
-        if one.answer_type is not None:
-            assert answer.headers["Content-Type"] == one.answer_type, where
+        if one.response_type is not None:
+            assert answer.headers["Content-Type"] == one.response_type, where
         if one.has is not None:
             expected = _filled(one.has, names)
             found = answer.json()

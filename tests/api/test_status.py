@@ -1,13 +1,14 @@
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
-from ingest_api.schemas.status import StoreStatus
 from logstore import __version__
 from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState, TopicProblem
-from logstore.client.metadata import StoreStatus as ClientStatus
 from logstore.client.metadata import decode
 from logstore.open_files import connections_within, open_files_shortage
+from logstore.protocol.messages.status import StoreStatus
+from logstore.protocol.messages.status import StoreStatus as ClientStatus
 from tests.api.api_client import ApiClient
 
 pytestmark = pytest.mark.anyio
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.anyio
 async def status(api: ApiClient) -> ClientStatus:
     answer = await api.get("/status")
     assert answer.status_code == 200, answer.text
-    StoreStatus.model_validate_json(answer.content, strict=True)
+    msgspec.json.decode(answer.content, type=StoreStatus)
     document = (await api.get("/openapi.json")).json()
     schema = document["paths"]["/status"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     Draft202012Validator({**schema, "components": document["components"]}).validate(answer.json())

@@ -169,7 +169,7 @@ async def test_uvicorns_cycle_asks_no_more_of_a_transport_than_what_stands_in_it
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "transport"
     }
     assert asked <= {"write", "close", "is_closing"}
-    assert {"write", "close", "is_closing"} <= set(dir(protocol._AnswerWriter))
+    assert {"write", "close", "is_closing"} <= set(dir(protocol._ResponseWriter))
 
 
 async def test_uvicorn_asks_no_more_of_a_cycle_than_what_stands_in_its_place():

@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.cli.topic_listing import print_partitions
-from logstore.client.metadata import PartitionReplicas
+from logstore.protocol.messages.cluster import PartitionReplicas
 
 pytestmark = pytest.mark.system
 

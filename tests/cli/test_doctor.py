@@ -8,7 +8,7 @@ from logstore.cli.app import app
 from logstore.cli.checks import Status
 from logstore.cli.doctor import check_java, check_port
 from logstore.cli.store_checks import checks_of
-from logstore.client.metadata import InFlightStatus, JournalStatus, StoreStatus, TopicProblem
+from logstore.protocol.messages.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem
 
 pytestmark = pytest.mark.system
 

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from logstore.cli.topic_listing import listing, print_listing
-from logstore.client.metadata import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
+from logstore.protocol.messages.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
 
 pytestmark = pytest.mark.system
 

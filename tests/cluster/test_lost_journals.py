@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from logstore.broker.context import INTERNAL
 from logstore.cli.app import app
-from logstore.cluster.coordinator import ElectionType
+from logstore.cluster.cluster_state import ElectionType
 from logstore.cluster.znodes import NO_LEADER
 from logstore.errors import LogStoreError
 from logstore.journal import journal as journal_module

@@ -11,7 +11,7 @@ from kazoo.protocol.serialization import Sync
 
 from benchmarks.free_port import free_port
 from logstore.cluster import checked_file, znodes
-from logstore.cluster.coordinator import BrokerEndpoint
+from logstore.cluster.cluster_state import BrokerEndpoint
 from logstore.cluster.registration import BrokerIdInUseError
 from logstore.cluster.znodes import NO_LEADER
 from logstore.cluster.zookeeper import MultiRefusedError, NoNodeError, Operation, ZooKeeper

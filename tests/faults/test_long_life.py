@@ -17,7 +17,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.delta import schema
 from logstore.delta.topic_table import TopicTable
-from logstore.log.merging import target_bytes
+from logstore.log.merge import target_bytes
 from logstore.log.topic import Topic
 from logstore.segments import layout
 from tests.support.examples import TORTURE

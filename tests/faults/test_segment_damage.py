@@ -21,8 +21,8 @@ from logstore.log.topic import Topic
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.segments import checksums
-from logstore.segments.joining import Source, WriteTask, write_segment
 from logstore.segments.layout import layout_of
+from logstore.segments.merge import Source, WriteTask, write_segment
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table
 from tests.support.examples import stride

@@ -12,8 +12,8 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.secret import load_secret
 from logstore.cli.data_directory import running_url, stopped_store
 from logstore.cluster import checked_file
-from logstore.cluster.coordinator import KnownTopic
-from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.cluster.cluster_state import KnownTopic
+from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 from logstore.journal.identity import FoundJournal
@@ -38,7 +38,7 @@ def elect(data: Path) -> tuple[str, int]:
     """Return the cluster's id and the leader epoch of one start."""
 
     async def start_and_stop() -> tuple[str, int]:
-        coordinator = EmbeddedCoordinator(data, 0, FileSystem())
+        coordinator = EmbeddedClusterState(data, 0, FileSystem())
         await coordinator.start(lambda _: FoundJournal(data, 0, None, is_empty=True))
         try:
             topic_id = uuid.uuid4()

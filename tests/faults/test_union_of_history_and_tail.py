@@ -8,13 +8,14 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.context import INTERNAL
-from logstore.client.admin import Admin, TopicDescription
+from logstore.client.admin import Admin
 from logstore.client.consumer import Consumer
 from logstore.client.metadata import TopicPartition
 from logstore.client.producer import Producer
 from logstore.delta.schema import FORBIDDEN_PROPERTY
 from logstore.errors import CommitRefusedError
 from logstore.limits import MIB
+from logstore.protocol.messages.topics import Topic
 from logstore.spark import read_plan, topic_view
 from logstore.spark.offset_ranges import resolve
 from tests.support.running_broker import produce, read_all, running_broker
@@ -30,7 +31,7 @@ class RollingAdmin(Admin):
 
     producer: Producer
 
-    def describe_topic(self, topic: str) -> TopicDescription:
+    def describe_topic(self, topic: str) -> Topic:
         described = super().describe_topic(topic)
         append(self.producer, topic, 3)
         self.roll(topic)

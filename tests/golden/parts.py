@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.cluster.registration import write_cluster_file
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import (
@@ -218,7 +218,7 @@ def write_cluster_files(directory: Path) -> dict[str, Any]:
     """Write the ``cluster.json`` of a store of one node and of a cluster; return their cluster ids by directory."""
 
     async def of_one_node(data: Path) -> str:
-        coordinator = EmbeddedCoordinator(data, 0, FileSystem())
+        coordinator = EmbeddedClusterState(data, 0, FileSystem())
         await coordinator.start()
         await coordinator.stop()
         return coordinator.cluster_id

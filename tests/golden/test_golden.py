@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from logstore.cli.data_directory import is_of_cluster
-from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
@@ -427,7 +427,7 @@ async def test_a_cluster_file_of_any_version_is_read(golden: Path, tmp_path: Pat
     shutil.copytree(golden / "cluster", tmp_path, dirs_exist_ok=True)
     for name, cluster_id in expected.items():
         assert is_of_cluster(tmp_path / name) == (name == "cluster")
-        coordinator = EmbeddedCoordinator(tmp_path / name, 0, FileSystem())
+        coordinator = EmbeddedClusterState(tmp_path / name, 0, FileSystem())
         if name == "cluster":
             with pytest.raises(DataDirectoryError, match="belongs to a cluster"):
                 await coordinator.start(lambda _: _EMPTY)

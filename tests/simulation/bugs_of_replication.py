@@ -55,7 +55,7 @@ def join_below_the_start_of_the_epoch() -> None:
 
 def write_over_any_state() -> None:
     """C5: let a leader write its ISR over whatever state ZooKeeper now has."""
-    from logstore.cluster.partition_changes import _Change
+    from logstore.cluster.alter_partition_manager import _Change
 
     def row(self: Any, view: Any, document: Any, leader: int) -> Any:
         del view, leader
@@ -102,7 +102,7 @@ def adopt_no_last_roll() -> None:
 
 def join_for_what_it_was() -> None:
     """C12: let a replica join although it was registered again after it reported its position."""
-    from logstore.cluster.partition_changes import _Change
+    from logstore.cluster.alter_partition_manager import _Change
 
     _Change.joining = property(lambda _: [])  # type: ignore[assignment]
 

@@ -129,15 +129,15 @@ def compact_too_far() -> None:
 
 def merge_loses_a_row() -> None:
     """Leave out the last record of each batch of a merge."""
-    from logstore.segments import joining
+    from logstore.segments import merge
 
-    records = joining._records
+    records = merge._records
 
     def shorter(files: Any, source: Any, kept: Any, pace: Any) -> Any:
         for batch in records(files, source, kept, pace):
             yield batch.slice(0, max(1, batch.num_rows - 1)) if kept is None else batch
 
-    joining._records = shorter
+    merge._records = shorter
 
 
 # ---- rolls and reading ----------------------------------------------------------------------------------------------
@@ -230,14 +230,14 @@ def give_no_new_epoch() -> None:
 
 def give_ids_twice() -> None:
     """Give out producer ids from the first one again after each start."""
-    from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+    from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 
     async def from_one(self: Any) -> int:
         self.given = getattr(self, "given", 0) + 1
         self._next_producer_id = 1 << 40
         return int(self.given)
 
-    EmbeddedCoordinator.new_producer_id = from_one  # type: ignore[method-assign]
+    EmbeddedClusterState.new_producer_id = from_one  # type: ignore[method-assign]
 
 
 def commit_offsets_unsynced() -> None:

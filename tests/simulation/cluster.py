@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import PartitionState
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.cluster_state import PartitionState
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.errors import LogStoreError
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network
@@ -55,10 +55,10 @@ class Cluster:
     def running(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.store is not None]
 
-    def coordinator(self, broker_id: int) -> ZooKeeperCoordinator:
+    def coordinator(self, broker_id: int) -> ZooKeeperClusterState:
         store = self.nodes[broker_id].store
         assert store is not None
-        assert isinstance(store.coordinator, ZooKeeperCoordinator)
+        assert isinstance(store.coordinator, ZooKeeperClusterState)
         return store.coordinator
 
     def controller(self) -> Node | None:

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import ElectionType
+from logstore.cluster.cluster_state import ElectionType
 from logstore.errors import LogStoreError, TopicExistsError, UnknownTopicError, UnknownTopicIdError
 from logstore.node import Store
 from tests.faults.bench.delta_observer import read_version

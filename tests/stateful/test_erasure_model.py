@@ -18,7 +18,6 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import LogStoreError
-from logstore.log import merging
 from logstore.log.topic import Topic
 from logstore.table_files import open_table
 from tests.support.data_directory import copy_of_one_moment
@@ -91,7 +90,7 @@ class Store:
 
     async def merge(self) -> None:
         assert self.broker is not None
-        spared = mock.patch.object(merging, "NEWEST_KEPT", 0), mock.patch.object(upkeep, "MERGE_AT", 1)
+        spared = mock.patch("logstore.log.merge.NEWEST_KEPT", 0), mock.patch.object(upkeep, "MERGE_AT", 1)
         with spared[0], spared[1], contextlib.suppress(LogStoreError):
             await self.broker._upkeep.merge(self.topic)
 

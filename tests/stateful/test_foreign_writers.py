@@ -21,7 +21,6 @@ from logstore.broker import upkeep
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState
-from logstore.log import merging
 from logstore.log.topic import Topic
 from logstore.settings import Settings
 from tests.faults.bench.foreign_commits import entry_path, overwrite_entry
@@ -258,7 +257,7 @@ def _merged_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a merge take any number of segments, and let only the steps of a test merge."""
     monkeypatch.setattr(upkeep, "_LOOK_S", 3600)
     monkeypatch.setattr(upkeep, "MERGE_AT", 0)
-    monkeypatch.setattr(merging, "NEWEST_KEPT", 1)
+    monkeypatch.setattr("logstore.log.merge.NEWEST_KEPT", 1)
 
 
 @settings(deadline=None, max_examples=examples(12), suppress_health_check=list(HealthCheck))

@@ -1,6 +1,6 @@
 """The controller's decisions and the leaders' writes against a small model of replicas, on random schedules.
 
-The decisions are those of ``reconcile`` and the leaders' rules those of ``partition_changes``; compare-and-set,
+The decisions are those of ``reconcile`` and the leaders' rules those of ``alter_partition_manager``; compare-and-set,
 sessions
 and logs are modelled. A log is the number of a replica's records; when another replica becomes leader, records that
 only
@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from logstore.cluster import reconcile as rules
+from logstore.cluster.alter_partition_manager import _Change
 from logstore.cluster.assignment import begin_reassignment
-from logstore.cluster.partition_changes import _Change
 from logstore.cluster.reconcile import Policy, Preferred, apply, reconcile
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import NO_LEADER, BrokerRegistration, PartitionRegistration, TopicRegistration

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from logstore.broker.replicas import Replicas
 from logstore.cluster import reconcile
-from logstore.cluster.partition_changes import _Change
+from logstore.cluster.alter_partition_manager import _Change
 from logstore.errors import LogStoreError
 from logstore.journal.frame import Frame
 from logstore.log.frame_index import FrameIndex

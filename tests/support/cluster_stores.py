@@ -11,7 +11,7 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.errors import LeaderNotAvailableError, UnknownTopicError, ZooKeeperUnavailableError
 from logstore.listening_sockets import listening_socket
 from logstore.log.topic import Topic
@@ -82,9 +82,9 @@ class ClusterStores:
             shutil.rmtree(home)
             home.with_suffix(".killed").rename(home)
 
-    def coordinator(self, broker_id: int) -> ZooKeeperCoordinator:
+    def coordinator(self, broker_id: int) -> ZooKeeperClusterState:
         found = self.stores[broker_id].coordinator
-        assert isinstance(found, ZooKeeperCoordinator)
+        assert isinstance(found, ZooKeeperClusterState)
         return found
 
     async def expire(self, broker_id: int) -> None:

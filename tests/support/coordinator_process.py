@@ -22,8 +22,8 @@ from uuid import UUID
 
 import structlog
 
-from logstore.cluster.coordinator import KnownTopic
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.cluster_state import KnownTopic
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.filesystem import FileSystem
 from logstore.journal.identity import FoundJournal
 
@@ -80,7 +80,7 @@ def table(topic_id: UUID) -> KnownTopic:
 async def _run(
     connect: str, directory: Path, broker_id: int, session_timeout_ms: int, tables: list[KnownTopic]
 ) -> None:
-    coordinator = ZooKeeperCoordinator(
+    coordinator = ZooKeeperClusterState(
         connect,
         directory / "data",
         directory / f"broker-{broker_id}",

@@ -10,10 +10,10 @@ from typing import TypeVar
 from uuid import UUID
 
 from logstore.cluster import znodes
-from logstore.cluster.coordinator import KnownTopic, PartitionState
+from logstore.cluster.cluster_state import KnownTopic, PartitionState
 from logstore.cluster.znodes import PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import Servers, SessionState, ZooKeeper
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.filesystem import FileSystem
 from logstore.journal.identity import FoundJournal
 from logstore.lock_file import LockFile
@@ -41,14 +41,14 @@ class Brokers:
         self.directory = directory
         self.chroot = f"/cluster-{next(_chroots)}"
         self.zookeeper = ZooKeeper(Servers.parse(servers), session_timeout_ms=SESSION_MS)
-        self.running: dict[int, ZooKeeperCoordinator] = {}
+        self.running: dict[int, ZooKeeperClusterState] = {}
         self.tables: list[KnownTopic] = []
 
     def path(self, path: str) -> str:
         """Return the path as ``zookeeper`` names it, which has no chroot."""
         return self.chroot + path
 
-    def make(self, broker_id: int, *, servers: str | None = None, **options) -> ZooKeeperCoordinator:
+    def make(self, broker_id: int, *, servers: str | None = None, **options) -> ZooKeeperClusterState:
         log_directory = options.pop("log_directory", self.directory / f"broker-{broker_id}")
         data = options.pop("data", self.directory / "data")
         options = {
@@ -58,9 +58,9 @@ class Brokers:
             **options,
         }
         connect = (servers or self.servers) + self.chroot
-        return ZooKeeperCoordinator(connect, data, log_directory, broker_id, FileSystem(), **options)
+        return ZooKeeperClusterState(connect, data, log_directory, broker_id, FileSystem(), **options)
 
-    async def start(self, *broker_ids: int, **options) -> list[ZooKeeperCoordinator]:
+    async def start(self, *broker_ids: int, **options) -> list[ZooKeeperClusterState]:
         for broker_id in broker_ids:
             coordinator = self.make(broker_id, **options)
             await coordinator.start(no_journal)
@@ -100,12 +100,12 @@ class Brokers:
         changed = TopicRegistration(found.topic_id, found.version, found.deleting, (row,))
         await self.zookeeper.write(path, znodes.encode(path, changed), node.version)
 
-    async def seen_by(self, coordinators: Iterable[ZooKeeperCoordinator], found: Callable, what: str) -> None:
+    async def seen_by(self, coordinators: Iterable[ZooKeeperClusterState], found: Callable, what: str) -> None:
         for coordinator in coordinators:
             await eventually_async(lambda it=coordinator: found(it), what)
 
     @property
-    def controller(self) -> ZooKeeperCoordinator | None:
+    def controller(self) -> ZooKeeperClusterState | None:
         return next((one for one in self.running.values() if one.controller.is_active), None)
 
 
@@ -123,7 +123,7 @@ async def brokers_on(servers: str, directory: Path) -> AsyncIterator[Brokers]:
         await brokers.zookeeper.stop()
 
 
-async def expire(coordinator: ZooKeeperCoordinator) -> None:
+async def expire(coordinator: ZooKeeperClusterState) -> None:
     """End the coordinator's session in ZooKeeper: a second connection to the session closes it."""
     from kazoo.client import KazooClient
 

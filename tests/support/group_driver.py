@@ -2,9 +2,10 @@
 
 import uuid
 from collections.abc import Mapping
+from itertools import starmap
 from typing import Any
 
-from consumer_offsets.effects import Answer, AppendRecord, ArmTimer, CancelTimer, Effect, TimerFired
+from consumer_offsets.effects import AppendRecord, ArmTimer, CancelTimer, Effect, Respond, TimerFired
 from consumer_offsets.groups.events import (
     CommitOffsets,
     ConsumerGroupHeartbeat,
@@ -12,9 +13,7 @@ from consumer_offsets.groups.events import (
     Event,
     Heartbeat,
     JoinGroup,
-    JoinProtocol,
     LeaveGroup,
-    LeavingMember,
     SyncGroup,
     TopicDescription,
     TopicIdPartition,
@@ -24,8 +23,9 @@ from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import decode_group_record
 from logstore.protocol.assignors.assignor import MemberSubscription
+from logstore.protocol.messages.members import LeavingMember, MemberAssignment, Protocol
 
-RANGE = (JoinProtocol("range", b"r"),)
+RANGE = (Protocol("range", b"r"),)
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
 
@@ -120,7 +120,7 @@ class GroupDriver:
             match effect:
                 case AppendRecord(record):
                     self.log.append(record.encoded())
-                case Answer(request, response):
+                case Respond(request, response):
                     assert request in self.parked, f"{request} is answered twice, or was never asked"
                     self.parked.remove(request)
                     self.answers[request] = response
@@ -175,33 +175,39 @@ class GroupDriver:
             "session_timeout_ms": SESSION_MS,
             "rebalance_timeout_ms": REBALANCE_MS,
         }
-        return JoinGroup(request, member_id, **(fields | given))
+        return JoinGroup(request=request, member_id=member_id, **(fields | given))
 
     def join(self, member_id: str = "", **given: Any) -> Any:
         return self.ask(self.join_event(member_id, **given))
 
     def park_join(self, member_id: str = "", **given: Any) -> int:
         """Join, with a member id first if needed; return the parked request."""
-        if not member_id and given.get("instance_id") is None and given.get("requires_known_member_id", True):
+        if not member_id and given.get("group_instance_id") is None and given.get("requires_known_member_id", True):
             member_id = self.join(**given).member_id
         event = self.join_event(member_id, **given)
         self.apply(event)
         return event.request
 
     def sync(self, member_id: str, generation: int, **given: Any) -> Any:
-        given["assignments"] = tuple(given.get("assignments", {}).items())
-        return self.ask(SyncGroup(self.token(), member_id, generation, **given))
+        given["assignments"] = tuple(starmap(MemberAssignment, given.get("assignments", {}).items()))
+        return self.ask(SyncGroup(request=self.token(), member_id=member_id, generation=generation, **given))
 
     def park_sync(self, member_id: str, generation: int) -> int:
-        event = SyncGroup(self.token(), member_id, generation)
+        event = SyncGroup(request=self.token(), member_id=member_id, generation=generation)
         self.apply(event)
         return event.request
 
     def heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> Any:
-        return self.ask(Heartbeat(self.token(), member_id, generation, instance_id)).error
+        return self.ask(
+            Heartbeat(request=self.token(), member_id=member_id, generation=generation, group_instance_id=instance_id)
+        ).error
 
     def leave(self, member_id: str, instance_id: str | None = None) -> Any:
-        return self.ask(LeaveGroup(self.token(), (LeavingMember(member_id, instance_id),))).members[0].error
+        return (
+            self.ask(LeaveGroup(request=self.token(), members=(LeavingMember(member_id, instance_id),)))
+            .members[0]
+            .error
+        )
 
     def commit(self, member_id: str = "", generation: int = -1, instance_id: str | None = None) -> Any:
         return self.ask(CommitOffsets(self.token(), member_id, generation, instance_id)).error
@@ -211,7 +217,7 @@ class GroupDriver:
 
     def stable(self, *instance_ids: str | None) -> list[str]:
         """Return members of a stable classic group of generation 1, the leader first; each is assigned its own id."""
-        requests = [self.park_join(instance_id=each) for each in instance_ids]
+        requests = [self.park_join(group_instance_id=each) for each in instance_ids]
         self.settle()
         joined = [self.answer(request) for request in requests]
         members = [each.member_id for each in joined]

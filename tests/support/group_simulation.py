@@ -10,6 +10,7 @@ use. The members of a classic group count from the moment when it becomes a cons
 
 import random
 import uuid
+from itertools import starmap
 from typing import Any
 
 from consumer_offsets.groups.events import (
@@ -18,9 +19,7 @@ from consumer_offsets.groups.events import (
     Event,
     Heartbeat,
     JoinGroup,
-    JoinProtocol,
     LeaveGroup,
-    LeavingMember,
     SyncGroup,
     TimerFired,
     TopicDescription,
@@ -37,6 +36,7 @@ from logstore.protocol.consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
+from logstore.protocol.messages.members import LeavingMember, MemberAssignment, Protocol
 from tests.support.group_driver import GroupDriver, topic_id
 
 SESSION_MS = 10_000
@@ -140,7 +140,7 @@ class ClassicClient(Client):
         return self.is_in_consumer_group and not self.has_rival()
 
     @property
-    def protocols(self) -> tuple[JoinProtocol, ...]:
+    def protocols(self) -> tuple[Protocol, ...]:
         """The protocols with the partitions that it still has, as Kafka's consumer sends them."""
         owned = tuple(
             (name, partition)
@@ -150,7 +150,7 @@ class ClassicClient(Client):
         )
         subscription = Subscription(tuple(sorted(self.topics)), None, owned, self.generation)
         metadata = encode_subscription(subscription, self.version)
-        return tuple(JoinProtocol(each, metadata) for each in self.assignors)
+        return tuple(Protocol(each, metadata) for each in self.assignors)
 
     @property
     def session_is_over(self) -> bool:
@@ -204,30 +204,35 @@ class ClassicClient(Client):
             self.held = set()
         self.send(
             JoinGroup(
-                self.world.driver.token(),
-                self.member_id,
-                f"{self.name}-{self.world.driver.token()}",
-                "consumer",
-                self.protocols,
-                SESSION_MS,
-                self.rebalance_timeout_ms,
-                self.instance_id,
+                request=self.world.driver.token(),
+                member_id=self.member_id,
+                new_member_id=f"{self.name}-{self.world.driver.token()}",
+                protocol_type="consumer",
+                protocols=self.protocols,
+                session_timeout_ms=SESSION_MS,
+                rebalance_timeout_ms=self.rebalance_timeout_ms,
+                group_instance_id=self.instance_id,
             )
         )
 
     def sync(self) -> None:
         plan = {} if self.to_assign is None else self.world.plan_for(self.to_assign)
         event = SyncGroup(
-            self.world.driver.token(),
-            self.member_id,
-            self.generation,
-            tuple(plan.items()),
-            self.instance_id,
+            request=self.world.driver.token(),
+            member_id=self.member_id,
+            generation=self.generation,
+            assignments=tuple(starmap(MemberAssignment, plan.items())),
+            group_instance_id=self.instance_id,
         )
         self.send(event)
 
     def heartbeat(self) -> None:
-        event = Heartbeat(self.world.driver.token(), self.member_id, self.generation, self.instance_id)
+        event = Heartbeat(
+            request=self.world.driver.token(),
+            member_id=self.member_id,
+            generation=self.generation,
+            group_instance_id=self.instance_id,
+        )
         response = self.world.ask(event, taken=lambda answer: self.on_taken(event, answer))
         if response is not None:
             self.check(response.error)
@@ -271,7 +276,11 @@ class ClassicClient(Client):
 
     def leave(self) -> None:
         if self.member_id:
-            self.world.ask(LeaveGroup(self.world.driver.token(), (LeavingMember(self.member_id, self.instance_id),)))
+            self.world.ask(
+                LeaveGroup(
+                    request=self.world.driver.token(), members=(LeavingMember(self.member_id, self.instance_id),)
+                )
+            )
         self.crash()
 
     def forget(self) -> None:
@@ -638,7 +647,7 @@ class Simulation:
             assert self.leaders.setdefault(response.generation, leader) == leader, "a generation has two leaders"
         if response.leader == client.member_id:
             assert client.member_id in {each.member_id for each in response.members}
-        assert response.protocol in {name for name, _ in client.protocols}, "a protocol that not all support"
+        assert response.protocol in {each.name for each in client.protocols}, "a protocol that not all support"
 
     def note_plan(self, event: SyncGroup) -> None:
         response = self.driver.answers.get(event.request)
@@ -646,7 +655,9 @@ class Simulation:
         if response is None or response.error is not None or not event.assignments:
             return
         if leads and event.generation not in self.plans:
-            self.plans[event.generation] = {self.identities[member]: plan for member, plan in event.assignments}
+            self.plans[event.generation] = {
+                self.identities[each.member_id]: each.assignment for each in event.assignments
+            }
             self.planned_topics[event.generation] = dict(self.topics)
 
     def on_synced(self, client: ClassicClient, response: Any, kind: str) -> Held:

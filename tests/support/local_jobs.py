@@ -23,8 +23,7 @@ from compaction_jobs.spark_compaction import write_what_is_empty
 from compaction_jobs.topics import JobTopic
 from logstore.delta.clean_files import clean_digest
 from logstore.delta.topic_table import RewritePart
-from logstore.log import merging
-from logstore.segments.joining import Written
+from logstore.segments.merge import Written
 from logstore.table_root import open_root
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic
@@ -79,7 +78,7 @@ def compact(topic: KeyedTopic, now_ms: int, **options: Any) -> TopicReport:
 
 def merge(topic: KeyedTopic, now_ms: int) -> TopicReport:
     """Run a merge that spares no file."""
-    with mock.patch.object(merging, "NEWEST_KEPT", 0):
+    with mock.patch("logstore.log.merge.NEWEST_KEPT", 0):
         return _run("merge", topic, now_ms)
 
 

@@ -22,7 +22,7 @@ from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
-from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
+from logstore.cluster.cluster_state import BrokerEndpoint, PartitionState
 from logstore.filesystem import FileSystem
 from logstore.limits import RECENT_FRAMES_BYTES
 from logstore.listening_sockets import listening_socket, url_of

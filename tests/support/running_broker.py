@@ -14,7 +14,7 @@ from logstore.broker.context import ANONYMOUS, INTERNAL, RequestContext
 from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
-from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.errors import QuarantinedError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.log.topic import Topic
@@ -37,7 +37,7 @@ async def start_broker(
 ) -> Broker:
     """Start a broker and its coordinator; ``stop_broker`` ends both."""
     filesystem, clock = filesystem or local_filesystem(), clock or clock_of_loop()
-    coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
+    coordinator = EmbeddedClusterState(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
     opened = OpenedJournal(settings, filesystem, clock)
     try:
         await coordinator.start(opened.read)

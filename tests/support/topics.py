@@ -15,8 +15,8 @@ from logstore.delta.snapshot import SegmentFile
 from logstore.delta.topic_table import RewritePart, RollPart, TopicTable
 from logstore.filesystem import FileSystem
 from logstore.records.schema import HEADERS_TYPE, LOG_SCHEMA, TABLE_SCHEMA
-from logstore.segments.joining import Source, WriteTask
-from logstore.segments.joining import write_segment as write_joined
+from logstore.segments.merge import Source, WriteTask
+from logstore.segments.merge import write_segment as write_joined
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table
 from tests.support.table_paths import create_table, path_of

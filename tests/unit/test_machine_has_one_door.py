@@ -61,7 +61,7 @@ DOORS: dict[str, dict[str, str]] = {
         "logstore/settings.py": HOST_NAME,
         "logstore/lock_file.py": HOST_NAME,
         "logstore/cluster/log_directory_record.py": HOST_NAME,
-        "logstore/cluster/zookeeper_coordinator.py": HOST_NAME,
+        "logstore/cluster/zookeeper_cluster_state.py": HOST_NAME,
         "ingest_api/allowed_hosts.py": HOST_NAME,
     },
 }

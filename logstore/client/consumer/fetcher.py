@@ -32,7 +32,7 @@ from logstore.backoff import backoffs
 from logstore.client.cluster_metadata import ANY_BROKER, NO_LEADER, ClusterMetadata
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.records import FetchedBatch
-from logstore.client.fetch import FetchPartition, FetchRequest, fetch
+from logstore.client.fetch import fetch
 from logstore.client.metadata import TopicIdentity, TopicPartition
 from logstore.client.transport import Transport
 from logstore.errors import (
@@ -43,6 +43,7 @@ from logstore.errors import (
     UnknownTopicIdError,
 )
 from logstore.protocol.fetch_response import PartitionData
+from logstore.protocol.messages.records import FetchPartition, FetchRequest
 from logstore.records.log_batches import int64_values
 
 # A larger request would exceed what the store accepts, so further partitions are fetched in turns.
@@ -299,7 +300,7 @@ class Fetcher:
         if len(turn) == _PARTITIONS_PER_FETCH:
             wait_ms = min(wait_ms, _WAIT_MS_OF_TURNS)
         request = FetchRequest(
-            [FetchPartition(*asked.partition, asked.offset, asked.reading.topic_id) for asked in turn],
+            tuple(FetchPartition(*asked.partition, asked.offset, asked.reading.topic_id) for asked in turn),
             max(1, options.fetch_max_bytes // len(self._workers)),
             options.max_partition_fetch_bytes,
             options.fetch_min_bytes,

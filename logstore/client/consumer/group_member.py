@@ -35,7 +35,6 @@ from logstore.errors import (
 )
 from logstore.protocol.members.classic_member import ClassicMember
 from logstore.protocol.members.consumer_member import ConsumerMember
-from logstore.protocol.members.group_requests import GroupRequest
 from logstore.protocol.members.membership import (
     Assigned,
     Hold,
@@ -47,6 +46,7 @@ from logstore.protocol.members.membership import (
     Step,
     Todo,
 )
+from logstore.protocol.messages.members import GroupRequest
 
 _NO_MEMBER = (UnknownMemberIdError, FencedMemberEpochError)
 _OTHER_GENERATION = (IllegalGenerationError, StaleMemberEpochError, RebalanceInProgressError)
@@ -275,10 +275,10 @@ class GroupMember:
 
     def _run(self, membership: Membership) -> None:
         while (todo := self._next(membership)) is not None:
-            answer: object = None
+            response: object = None
             failure: LogStoreError | None = None
             try:
-                answer = self._do(todo)
+                response = self._do(todo)
             except LogStoreError as error:
                 failure = error
             except Exception as error:  # noqa: BLE001 (a bug here must be seen where records are waited for)
@@ -286,7 +286,7 @@ class GroupMember:
             with self._changed:
                 try:
                     if failure is None:
-                        membership.answered(todo, answer, time.monotonic())
+                        membership.answered(todo, response, time.monotonic())
                     else:
                         membership.failed(todo, failure, time.monotonic())
                 except LogStoreError as error:
@@ -325,7 +325,7 @@ class GroupMember:
     def _send(
         self, request: GroupRequest, timeout_s: float, is_cancelled: Callable[[], bool] = lambda: False
     ) -> object:
-        answer = self._metadata.ask_coordinator(
+        response = self._metadata.ask_coordinator(
             self._group_id,
             lambda url: self._transport.request_once(
                 "POST",
@@ -337,7 +337,7 @@ class GroupMember:
                 at=url,
             ),
         )
-        return None if request.answer is None else decode(answer.content, request.answer)
+        return None if request.response is None else decode(response.content, request.response)
 
     def _new_membership(self, topics: frozenset[str] | None, regex: str | None) -> Membership:
         options = self._options

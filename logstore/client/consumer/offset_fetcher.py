@@ -15,7 +15,7 @@ from logstore.client.consumer.group_member import GroupMember
 from logstore.client.consumer.options import AutoOffsetReset, ConsumerOptions
 from logstore.client.consumer.subscription_state import SubscriptionState, listed
 from logstore.client.consumer.wakeup import Wakeup
-from logstore.client.metadata import PartitionDescription, TopicDescription, TopicPartition
+from logstore.client.metadata import TopicPartition
 from logstore.errors import (
     InvalidRequestError,
     NoOffsetForPartitionError,
@@ -23,6 +23,7 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from logstore.protocol.messages.topics import Partition, Topic
 
 
 class OffsetFetcher:
@@ -86,12 +87,12 @@ class OffsetFetcher:
         """Look up the offsets to begin at, and wait for them."""
         self._find_positions(dict(self._state.unplaced))()
 
-    def place(self, partitions: Iterable[TopicPartition], offset_of: Callable[[PartitionDescription], int]) -> None:
+    def place(self, partitions: Iterable[TopicPartition], offset_of: Callable[[Partition], int]) -> None:
         """Continue at the offset that ``offset_of`` gives for each of ``partitions``."""
         described, found = self._describe_by_leaders(listed(partitions))
         self._place({partition: offset_of(at) for partition, at in found.items()}, described)
 
-    def describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
+    def describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Partition]:
         """Describe ``partitions``. Raises UnknownTopicError, UnknownPartitionError, LeaderNotAvailableError."""
         _, found = self._describe_by_leaders(listed(partitions))
         return found
@@ -170,7 +171,7 @@ class OffsetFetcher:
 
         return apply
 
-    def _describe(self, topic: str) -> TopicDescription:
+    def _describe(self, topic: str) -> Topic:
         """Describe a topic that is to be read. If it does not exist, it is created if the store creates topics."""
         try:
             return self._admin.describe_topic(topic)
@@ -178,14 +179,14 @@ class OffsetFetcher:
             self._admin.find_partitions([topic], may_create=True)
             return self._admin.describe_topic(topic)
 
-    def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
+    def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, Topic]) -> None:
         # An earlier lookup may report topics that have been deleted since.
         self._lookup = None
         self._state.place(positions, described)
 
     def _describe_by_leaders(
         self, partitions: Collection[TopicPartition]
-    ) -> tuple[dict[str, TopicDescription], dict[TopicPartition, PartitionDescription]]:
+    ) -> tuple[dict[str, Topic], dict[TopicPartition, Partition]]:
         """Return the topics of ``partitions`` by name, and the partitions with offsets that their leaders report."""
         described = {
             name: self._admin.describe_by_leaders(name, numbers)
@@ -202,8 +203,8 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def _partitions_of(
-    topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
-) -> dict[TopicPartition, PartitionDescription]:
+    topics: Mapping[str, Topic], partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, Partition]:
     """Return the descriptions of ``partitions``. Raises UnknownPartitionError."""
     found = {TopicPartition(name, p.partition): p for name, topic in topics.items() for p in topic.partitions}
     for partition in (asked := list(partitions)):

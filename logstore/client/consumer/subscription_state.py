@@ -14,8 +14,9 @@ from typing import Any
 
 from logstore.client.consumer.fetcher import CompletedFetch, Fetcher
 from logstore.client.consumer.options import AutoOffsetReset
-from logstore.client.metadata import TopicDescription, TopicIdentity, TopicPartition, TopicPartitions
+from logstore.client.metadata import TopicIdentity, TopicPartition, TopicPartitions
 from logstore.errors import InvalidRequestError
+from logstore.protocol.messages.topics import Topic
 
 
 class SubscriptionState:
@@ -173,7 +174,7 @@ class SubscriptionState:
         else:
             self.unplaced[partition] = offset
 
-    def place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
+    def place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, Topic]) -> None:
         """Continue from these positions in the topics that were found."""
         for topic in {partition.topic for partition in positions}:
             self._enter(topic, described[topic].topic_id)

@@ -13,8 +13,8 @@ from itertools import groupby, pairwise
 from logstore import errors
 from logstore.client.metadata import TopicIdentity
 from logstore.client.producer.producer_batch import ProducerBatch
-from logstore.client.producer.producer_identity import Identity
 from logstore.errors import LogStoreError
+from logstore.protocol.messages.records import Producer as Identity
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 # Errors that refuse a whole request because of one partition, one batch or one record. Nothing of it was stored.

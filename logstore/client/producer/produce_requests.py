@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from logstore import errors
 from logstore.client.cluster_metadata import ANY_BROKER, NO_LEADER, ClusterMetadata
-from logstore.client.connections import Answer
+from logstore.client.connections import Response
 from logstore.client.metadata import TopicIdentity, TopicPartitions
 from logstore.client.producer.delivery import Outcome
 from logstore.client.producer.options import ProducerOptions
@@ -133,7 +133,7 @@ class ProduceRequests:
             writer.write_batch(record)
         content = sink.getvalue().to_pybytes()
 
-        def once(timeout_s: float) -> Answer:
+        def once(timeout_s: float) -> Response:
             return self._transport.request_once(
                 "POST", path, content, headers=headers, params=self._params, timeout_s=timeout_s
             )
@@ -158,7 +158,7 @@ class ProduceRequests:
         began = 0.0
         failed: LogStoreError | None = None
 
-        def once(timeout_s: float) -> Answer:
+        def once(timeout_s: float) -> Response:
             nonlocal content, count, began, failed
             if failed is not None:
                 self._metadata.after(failed, [request.topic.name], began)
@@ -170,7 +170,7 @@ class ProduceRequests:
             try:
                 role = request.topic.name, min(request.partitions)
                 with self._metadata.way_to(self._leader(request), role) as way:
-                    answer = self._transport.request_once(
+                    response = self._transport.request_once(
                         "POST",
                         topic_path(request.topic.name),
                         content,
@@ -179,7 +179,7 @@ class ProduceRequests:
                         timeout_s=timeout_s,
                         at=way.url,
                     )
-                    self._take(request, answer, refused, began)
+                    self._take(request, response, refused, began)
                     way.was_refused = bool(request.refusals)
             except LogStoreError as error:
                 request.refusals.clear()
@@ -191,7 +191,7 @@ class ProduceRequests:
                 release_stored()
                 failed = next(iter(request.refusals.values()))
                 raise failed
-            return answer
+            return response
 
         self._retries.ask(once, give_up, outcomes)
 
@@ -223,7 +223,7 @@ class ProduceRequests:
     def _take(
         self,
         request: ProduceRequest,
-        answer: Answer,
+        response: Response,
         refused: list[tuple[ProduceRequest, LogStoreError]],
         began: float,
     ) -> None:
@@ -236,10 +236,10 @@ class ProduceRequests:
             self._end(request, [(batch, -1) for batch in request.batches])
             request.batches = []
             return
-        response = read_response(answer.content, request.topic.name, request.batches)
-        self._end(request, response.stored)
-        request.in_doubt.update(partition for partition, error in response.failed.items() if may_be_stored(error))
-        for partition, refusal in response.failed.items():
+        produced = read_response(response.content, request.topic.name, request.batches)
+        self._end(request, produced.stored)
+        request.in_doubt.update(partition for partition, error in produced.failed.items() if may_be_stored(error))
+        for partition, refusal in produced.failed.items():
             error = self._unless_unheard_of(refusal, request, partition, began)
             if error.retriable:
                 request.refusals[partition] = error

@@ -7,28 +7,7 @@ from logstore.client.metadata import decode
 from logstore.client.producer.producer_batch import ProducerBatch
 from logstore.errors import LogStoreError
 from logstore.protocol.error_codes import error_of
-
-
-@dataclass(frozen=True, slots=True)
-class ProducedRange:
-    """Consecutive records of a partition. If the partition has not accepted them, ``base_offset`` is None, and
-    ``error_code`` and ``error`` give the reason.
-    """
-
-    partition: int
-    base_offset: int | None
-    count: int
-    error_code: int | None = None
-    error: str | None = None
-
-    @property
-    def failure(self) -> LogStoreError | None:
-        return None if self.error_code is None else error_of(self.error_code, self.error or "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    ranges: tuple[ProducedRange, ...]
+from logstore.protocol.messages.records import ProducedRange, ProducedRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +20,14 @@ class ProduceResponse:
     failed: dict[int, LogStoreError]
 
 
+def failure_of(found: ProducedRange) -> LogStoreError | None:
+    """Return the reason why the partition has not accepted these records; None if it has."""
+    return None if found.error_code is None else error_of(found.error_code, found.error or "")
+
+
 def read_ranges(content: bytes) -> tuple[ProducedRange, ...]:
     """Return the ranges in a response to records in columns."""
-    return decode(content, _Body).ranges
+    return decode(content, ProducedRanges).ranges
 
 
 def read_response(content: bytes, topic: str, batches: Sequence[ProducerBatch]) -> ProduceResponse:
@@ -53,7 +37,7 @@ def read_response(content: bytes, topic: str, batches: Sequence[ProducerBatch]) 
         raise LogStoreError(f"The store answered for other records than were sent to {topic!r}: {ranges}")
     failed: dict[int, LogStoreError] = {}
     for found in ranges:
-        if (failure := found.failure) is not None:
+        if (failure := failure_of(found)) is not None:
             failed.setdefault(found.partition, failure)
     stored = [
         (batch, -1 if found.base_offset is None else found.base_offset)

@@ -13,23 +13,17 @@ Invariants:
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from logstore.client.connections import Answer
+from logstore.client.connections import Response
 from logstore.client.metadata import TopicIdentity, decode
 from logstore.client.transport import Transport
 from logstore.errors import InvalidProducerEpochError, InvalidRequestError
+from logstore.protocol.messages.records import Producer as Identity
 
 _SEQUENCES = 2**31
 
 #: Sends a request, with retries.
-Ask = Callable[[Callable[[float], Answer]], Answer]
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    producer_id: int
-    producer_epoch: int
+Ask = Callable[[Callable[[float], Response]], Response]
 
 
 class Identities:
@@ -75,12 +69,12 @@ class Identities:
     def _new(self, ask: Ask) -> Identity:
         def request(body: bytes | None) -> Identity:
             headers = {"Content-Type": "application/json"} if body else None
-            answer = ask(
+            response = ask(
                 lambda timeout_s: self._transport.request_once(
                     "POST", "/producers", body, headers=headers, timeout_s=timeout_s
                 )
             )
-            return decode(answer.content, Identity)
+            return decode(response.content, Identity)
 
         if (old := self._retired) is not None:
             try:

@@ -26,18 +26,6 @@ from logstore.protocol.consumer_protocol import (
     encode_assignment,
     encode_partition_counts,
 )
-from logstore.protocol.members.group_requests import (
-    GroupRequest,
-    Heartbeat,
-    JoinedGroup,
-    JoinGroup,
-    JoinProtocol,
-    LeaveGroup,
-    LeavingMember,
-    MemberAssignment,
-    SyncedGroup,
-    SyncGroup,
-)
 from logstore.protocol.members.identity import MemberIdentity, TopicPartition
 from logstore.protocol.members.membership import (
     Assigned,
@@ -48,6 +36,18 @@ from logstore.protocol.members.membership import (
     State,
     Step,
     Todo,
+)
+from logstore.protocol.messages.members import (
+    GroupRequest,
+    HeartbeatRequest,
+    JoinedGroup,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    MemberAssignment,
+    Protocol,
+    SyncedGroup,
+    SyncGroupRequest,
 )
 
 _COOPERATIVE: Final = "cooperative-sticky"
@@ -82,25 +82,25 @@ class ClassicMember(Membership):
         options = self.options
         if self.state is State.JOINING:
             self._again = False
-            return JoinGroup(
+            return JoinGroupRequest(
                 member_id=options.member_id,
                 group_instance_id=options.group_instance_id,
                 session_timeout_ms=round(options.session_timeout_s * 1000),
                 rebalance_timeout_ms=round(options.max_poll_interval_s * 1000),
-                protocols=tuple(JoinProtocol(name, self._metadata(name)) for name in options.assignors),
+                protocols=tuple(Protocol(name, self._metadata(name)) for name in options.assignors),
             )
         if self.state is State.ASSIGNING:
             return PartitionCounts(self._assigned_for)
         if self.state is State.SYNCING:
             assert self._joined is not None
-            return SyncGroup(
+            return SyncGroupRequest(
                 member_id=options.member_id,
                 generation=self._generation,
                 group_instance_id=options.group_instance_id,
                 protocol=self._joined.protocol,
                 assignments=self._assignments_of_all,
             )
-        return Heartbeat(
+        return HeartbeatRequest(
             member_id=options.member_id,
             generation=self._generation,
             group_instance_id=options.group_instance_id,
@@ -117,7 +117,7 @@ class ClassicMember(Membership):
     def farewell(self, reason: str) -> GroupRequest | None:
         if self.options.group_instance_id is not None or self.state in (State.UNJOINED, State.FENCED):
             return None
-        return LeaveGroup(members=(LeavingMember(self.options.member_id, None, reason),))
+        return LeaveGroupRequest(members=(LeavingMember(self.options.member_id, None, reason),))
 
     def resume(self, generation: int, owned: Iterable[TopicPartition], partitions: Mapping[str, int]) -> None:
         """Continue as the member that the group knows: stable in ``generation``, with the assigned partitions
@@ -135,13 +135,13 @@ class ClassicMember(Membership):
 
     def _take(self, todo: Todo, answer: object, now: float) -> None:
         self._heartbeat_at = now + self.options.heartbeat_interval_s
-        if isinstance(todo, JoinGroup):
+        if isinstance(todo, JoinGroupRequest):
             assert isinstance(answer, JoinedGroup)
             self._take_generation(answer)
         elif isinstance(todo, PartitionCounts):
             assert isinstance(answer, dict)
             self._assign(answer)
-        elif isinstance(todo, SyncGroup):
+        elif isinstance(todo, SyncGroupRequest):
             assert isinstance(answer, SyncedGroup)
             assignment = decode_assignment(answer.assignment) if answer.assignment else Assignment(())
             self._target = {TopicPartition(*partition): "" for partition in assignment.partitions}
@@ -174,7 +174,7 @@ class ClassicMember(Membership):
         assert joined is not None
         self._assigned_by = partitions
         if not joined.skip_assignment:
-            assigned = CLIENT_ASSIGNORS[joined.protocol].assign(partitions, self._subscriptions(joined))
+            assigned = CLIENT_ASSIGNORS[joined.protocol or ""].assign(partitions, self._subscriptions(joined))
             counts = encode_partition_counts(partitions)
             self._assignments_of_all = tuple(
                 MemberAssignment(
@@ -196,16 +196,16 @@ class ClassicMember(Membership):
     @staticmethod
     def _subscriptions(joined: JoinedGroup) -> dict[str, MemberSubscription]:
         return {
-            member.member_id: decode_metadata(joined.protocol, member.metadata, member.group_instance_id)
+            member.member_id: decode_metadata(joined.protocol or "", member.metadata, member.group_instance_id)
             for member in joined.members
         }
 
     def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:
-        if isinstance(todo, LeaveGroup):
+        if isinstance(todo, LeaveGroupRequest):
             return True  # The session ends by itself.
         if isinstance(error, RebalanceInProgressError):
             self._heartbeat_at = now + self.options.heartbeat_interval_s
-            if isinstance(todo, Heartbeat):
+            if isinstance(todo, HeartbeatRequest):
                 self._join_again()
             else:
                 self.state = State.JOINING

@@ -5,14 +5,10 @@ in the next heartbeat. Then it takes the new ones.
 """
 
 from collections.abc import Mapping
+from typing import cast
+from uuid import UUID
 
 from logstore.errors import FencedMemberEpochError, LogStoreError, UnknownMemberIdError
-from logstore.protocol.members.group_requests import (
-    ConsumerHeartbeat,
-    ConsumerHeartbeatAnswer,
-    GroupRequest,
-    OwnedPartition,
-)
 from logstore.protocol.members.identity import MemberIdentity, TopicPartition
 from logstore.protocol.members.membership import (
     Assigned,
@@ -22,6 +18,13 @@ from logstore.protocol.members.membership import (
     State,
     Step,
     Todo,
+)
+from logstore.protocol.messages.members import (
+    ConsumerGroupHeartbeat,
+    ConsumerGroupHeartbeatRequest,
+    GroupRequest,
+    OwnedPartition,
+    ServerAssignor,
 )
 
 _JOIN_EPOCH = 0
@@ -52,7 +55,7 @@ class ConsumerMember(Membership):
         # revocation.
         tells = in_full or self._acknowledges or owned != self._told_owned
         self._told_owned, self._acknowledges = owned, False
-        return ConsumerHeartbeat(
+        return ConsumerGroupHeartbeatRequest(
             member_id=options.member_id,
             member_epoch=_JOIN_EPOCH if joins else self._epoch,
             group_instance_id=options.group_instance_id,
@@ -60,8 +63,10 @@ class ConsumerMember(Membership):
             subscribed_topics=tuple(sorted(self.topics or ())) if in_full else None,
             # An empty regex ends the previous subscription by regex.
             subscribed_regex=self.regex or "" if in_full else None,
-            server_assignor=options.assignors[0] if in_full and options.assignors else None,
-            owned=tuple(OwnedPartition(*each) for each in sorted(owned)) if tells else None,
+            server_assignor=cast(ServerAssignor, options.assignors[0]) if in_full and options.assignors else None,
+            owned=tuple(OwnedPartition(UUID(topic_id), number) for topic_id, number in sorted(owned))
+            if tells
+            else None,
             since_poll_ms=self._since_poll_ms,
         )
 
@@ -69,7 +74,7 @@ class ConsumerMember(Membership):
         if self.state in (State.UNJOINED, State.FENCED):
             return None
         instance_id = self.options.group_instance_id
-        return ConsumerHeartbeat(
+        return ConsumerGroupHeartbeatRequest(
             member_id=self.options.member_id,
             member_epoch=_LEAVE_EPOCH if instance_id is None else _LEAVE_EPOCH_STATIC,
             group_instance_id=instance_id,
@@ -83,8 +88,8 @@ class ConsumerMember(Membership):
     # ---- outcomes ---------------------------------------------------------------------------------------------------
 
     def _take(self, todo: Todo, answer: object, now: float) -> None:
-        assert isinstance(todo, ConsumerHeartbeat)
-        assert isinstance(answer, ConsumerHeartbeatAnswer)
+        assert isinstance(todo, ConsumerGroupHeartbeatRequest)
+        assert isinstance(answer, ConsumerGroupHeartbeat)
         if todo.member_epoch < 0:
             return
         self._heartbeat_at = now + answer.heartbeat_interval_ms / 1000
@@ -92,11 +97,13 @@ class ConsumerMember(Membership):
         self.identity = MemberIdentity(self.options.member_id, self._epoch, self.options.group_instance_id)
         self.state = State.STABLE
         if answer.assignment is not None:
-            self._target = {TopicPartition(each.topic, each.partition): each.topic_id for each in answer.assignment}
+            self._target = {
+                TopicPartition(each.topic, each.partition): str(each.topic_id) for each in answer.assignment
+            }
             self._told_assigned = False
 
     def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:  # noqa: ARG002
-        assert isinstance(todo, ConsumerHeartbeat)
+        assert isinstance(todo, ConsumerGroupHeartbeatRequest)
         if todo.member_epoch < 0:
             return True  # The session ends by itself.
         if isinstance(error, (UnknownMemberIdError, FencedMemberEpochError)):

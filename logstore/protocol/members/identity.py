@@ -9,8 +9,11 @@ class TopicPartition(NamedTuple):
 
 
 class MemberIdentity(NamedTuple):
-    """A member of a group as it commits: ``generation`` is that of the classic group, or the member's epoch."""
+    """A member of a group as it commits: ``generation`` is that of the classic group, or the member's epoch.
 
-    member_id: str
-    generation: int
+    The default is no member: then the group has to be empty.
+    """
+
+    member_id: str = ""
+    generation: int = -1
     group_instance_id: str | None = None

@@ -26,8 +26,8 @@ from logstore.errors import (
     LogStoreError,
     ThrottledError,
 )
-from logstore.protocol.members.group_requests import GroupRequest
 from logstore.protocol.members.identity import MemberIdentity, TopicPartition
+from logstore.protocol.messages.members import GroupRequest
 
 _NAMED_MAX: Final = 5
 

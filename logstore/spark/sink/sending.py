@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from logstore import errors
 from logstore.client.producer.produce_request import ARROW_STREAM
-from logstore.client.producer.produce_response import read_ranges
+from logstore.client.producer.produce_response import failure_of, read_ranges
 from logstore.client.producer.retries import Retries
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
@@ -71,7 +71,7 @@ class _Sender:
             headers["Idempotency-Key"] = f"{self._key_prefix}-r{request.number}"
 
         def once(timeout_s: float) -> RecordsWritten:
-            answer = self._transport.request_once(
+            response = self._transport.request_once(
                 "POST",
                 topic_path(request.topic),
                 request.body,
@@ -79,8 +79,8 @@ class _Sender:
                 params=self._params,
                 timeout_s=timeout_s,
             )
-            ranges = read_ranges(answer.content)
-            for failure in (found.failure for found in ranges):
+            ranges = read_ranges(response.content)
+            for failure in map(failure_of, ranges):
                 if failure is not None:
                     # With a key, partitions that accepted their records respond as before.
                     raise failure
@@ -91,7 +91,7 @@ class _Sender:
                     if (base := found.base_offset) is not None
                 ),
                 requests=1,
-                replayed=int("Idempotent-Replayed" in answer.headers),
+                replayed=int("Idempotent-Replayed" in response.headers),
             )
 
         try:

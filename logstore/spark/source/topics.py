@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from logstore.client.admin import Admin
-from logstore.client.metadata import PartitionDescription
 from logstore.errors import (
     LogStoreError,
     NetworkError,
@@ -18,6 +17,7 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.names import is_internal
+from logstore.protocol.messages.topics import Partition
 from logstore.spark.offset_ranges import LogBounds
 from logstore.spark.option_checks import HTTP_PORT
 from logstore.spark.source.options import ReadOptions, TopicPartition
@@ -104,7 +104,7 @@ class SourceTopics:
         bounds = tuple(LogBounds(p.partition, p.log_start_offset, self._end(p)) for p in described.partitions)
         return SourceTopic(topic, described.topic_id, self._wanted(topic, bounds))
 
-    def _end(self, partition: PartitionDescription) -> int:
+    def _end(self, partition: Partition) -> int:
         is_committed = self._options.isolation == "read_committed"
         end = partition.last_stable_offset if is_committed else partition.high_watermark
         return max(end, partition.log_start_offset)

@@ -404,7 +404,7 @@ def skip_seal_check() -> None:
 def merge_changes_data() -> None:
     """Commit a merge as if the records of its files were new."""
     from logstore.delta.committer import Committer
-    from logstore.log.merging import MERGE
+    from logstore.log.merge import MERGE
 
     commit = Committer.commit
 

@@ -71,9 +71,9 @@ def install(controls: "Controls") -> None:
     from consumer_offsets.coordinator_shard import CoordinatorShard
     from logstore.broker import producing
     from logstore.broker.replicas import Replicas
+    from logstore.cluster.alter_partition_manager import AlterPartitionManager
     from logstore.cluster.controller import Controller
     from logstore.cluster.log_directory import LogDirectory
-    from logstore.cluster.partition_changes import PartitionChanges
     from logstore.cluster.producer_ids import ProducerIdBlocks
     from logstore.cluster.registration import Registration
     from logstore.cluster.zookeeper import ZooKeeper
@@ -101,7 +101,7 @@ def install(controls: "Controls") -> None:
 
     between(Leadership, "fetched", after="replica.position_told")
     between(Leadership, "propose", after="isr.proposed")
-    between(PartitionChanges, "alter", after="isr.written")
+    between(AlterPartitionManager, "alter", after="isr.written")
     between(Acknowledgement, "reached", before="ack.before_send")
     between(Controller, "_write", before="election.before_cas", after="election.cas_done")
     between(Replicas, "_lead", before="leader.before", after="leader.after")

@@ -724,7 +724,7 @@ def modelled() -> Iterator[None]:
         "logstore.log.roller.log",
         "logstore.log.topic.log",
         "logstore.broker.replicas.log",
-        "logstore.cluster.zookeeper_coordinator.log",
+        "logstore.cluster.zookeeper_cluster_state.log",
         "logstore.broker.recovery.log",
         "logstore.replication.replica_fetcher.log",
         "logstore.journal.journal._log",

@@ -21,7 +21,7 @@ from logstore.filesystem import Buffer
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import HEADER_BYTES, Frame, FrameLocation, FrameType, decode_frame_header
 from logstore.journal.identity import ExpectedJournal, FoundJournal, JournalIdentity, JournalRecord
-from logstore.journal.journal import Journal, Told
+from logstore.journal.journal import Callback, Journal
 from logstore.journal.journal_file import JournalFile
 from logstore.journal.position_recorder import PositionRecorder
 from logstore.journal.scan import RecoveredFrame, Verdict
@@ -274,7 +274,7 @@ class MemoryJournal(Journal):
         recorder._thread = self.work  # type: ignore[assignment]
         return recorder
 
-    def store(self, frames: Sequence[Frame], told: Told) -> None:
+    def store(self, frames: Sequence[Frame], told: Callback) -> None:
         def durable(locations: Sequence[FrameLocation], error: Any) -> None:
             if error is None:
                 self.disk.ever.update(bytes(frame.payload) for frame in frames if frame.header.has_records)

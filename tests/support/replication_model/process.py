@@ -7,7 +7,7 @@ from uuid import UUID
 
 from logstore.broker.recovery import end_at_holes, recover_partitions
 from logstore.broker.replicas import Replicas
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.log.journal_tail import collect_tails
 from logstore.log.partition_log import PartitionLog
 from logstore.replication.fetch_session import FetchSession

@@ -12,13 +12,13 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster import znodes
-from logstore.cluster.coordinator import PartitionListener, PartitionState
-from logstore.cluster.partition_changes import PartitionChanges
+from logstore.cluster.alter_partition_manager import AlterPartitionManager
+from logstore.cluster.cluster_state import PartitionListener, PartitionState
 from logstore.cluster.registration import Registration
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import Check, MultiRefusedError, Operation, VersionConflictError, Write
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.errors import ZooKeeperUnavailableError
 
 TOPIC = "t"
@@ -125,7 +125,7 @@ class Request:
 
 
 class Session:
-    """A process's session, with its watched view: ``ZooKeeper`` and ``WatchedView`` for ``PartitionChanges``."""
+    """A process's session, with its watched view: ``ZooKeeper`` and ``WatchedView`` for ``AlterPartitionManager``."""
 
     def __init__(self, zookeeper: ZooKeeper, requests: list[Request], run: Callable[..., Any]) -> None:
         self.zookeeper = zookeeper
@@ -165,7 +165,7 @@ class Session:
 
 
 class Coordinator:
-    """A coordinator like ``ZooKeeperCoordinator``, with that class's parts."""
+    """A coordinator like ``ZooKeeperClusterState``, with that class's parts."""
 
     def __init__(self, broker_id: int, session: Session, topic_id: UUID, producer_ids_begin: int) -> None:
         self.broker_id = broker_id
@@ -174,7 +174,7 @@ class Coordinator:
         self._broker_id = broker_id
         self._is_registered = True
         self._session = session
-        self._changes = PartitionChanges(session, session, broker_id)  # type: ignore[arg-type]
+        self._changes = AlterPartitionManager(session, session, broker_id)  # type: ignore[arg-type]
         self._listeners: list[PartitionListener] = []
         self._topic_listeners: list[Any] = []
         self._broker_listeners: list[Any] = []
@@ -187,13 +187,13 @@ class Coordinator:
     def view(self) -> ClusterView:
         return self._session.view
 
-    _view_changed: Any = ZooKeeperCoordinator._view_changed
-    _look_for_loss: Any = ZooKeeperCoordinator._look_for_loss
-    _tell_of_partitions: Any = ZooKeeperCoordinator._tell_of_partitions
-    _believed: Any = ZooKeeperCoordinator._believed
-    listen: Any = ZooKeeperCoordinator.listen
-    listen_to_brokers: Any = ZooKeeperCoordinator.listen_to_brokers
-    may_join: Any = ZooKeeperCoordinator.may_join
+    _view_changed: Any = ZooKeeperClusterState._view_changed
+    _look_for_loss: Any = ZooKeeperClusterState._look_for_loss
+    _tell_of_partitions: Any = ZooKeeperClusterState._tell_of_partitions
+    _believed: Any = ZooKeeperClusterState._believed
+    listen: Any = ZooKeeperClusterState.listen
+    listen_to_brokers: Any = ZooKeeperClusterState.listen_to_brokers
+    may_join: Any = ZooKeeperClusterState.may_join
 
     async def alter_partition(
         self,

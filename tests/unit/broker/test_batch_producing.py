@@ -35,7 +35,7 @@ from logstore.errors import (
     UnknownTopicIdError,
 )
 from logstore.journal.frame import Frame, FrameFlags, FrameType
-from logstore.journal.journal import Told
+from logstore.journal.journal import Callback
 from logstore.kafka_batches.header import LOG_APPEND_TIME, Compression, check_crc
 from logstore.limits import MIB
 from logstore.records.batch_identity import SEQUENCE_MAX, BatchIdentity, ProducerIdentity
@@ -549,7 +549,7 @@ def test_a_partition_that_loses_its_leader_meanwhile_makes_no_other_fail(tmp_pat
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
-            held: list[tuple[Sequence[Frame], Told]] = []
+            held: list[tuple[Sequence[Frame], Callback]] = []
             store = broker.journal.store
             broker.journal.store = lambda frames, told: held.append((frames, told))  # type: ignore[method-assign]
             batch = client_batch([PLAIN])

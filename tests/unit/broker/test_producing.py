@@ -16,7 +16,7 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.produce_appends import AppendGroup, ProduceRequest
 from logstore.errors import InvalidRecordError, LogStoreError, NotLeaderOrFollowerError
 from logstore.journal.frame import Frame
-from logstore.journal.journal import Told
+from logstore.journal.journal import Callback
 from logstore.log.acknowledgements import Acknowledgement
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -39,7 +39,7 @@ def test_the_frames_of_several_topics_are_one_append_in_the_order_of_the_request
             appends: list[Sequence[Frame]] = []
             store = broker.journal.store
 
-            def watched(frames: Sequence[Frame], told: Told) -> None:
+            def watched(frames: Sequence[Frame], told: Callback) -> None:
                 appends.append(frames)
                 store(frames, told)
 

@@ -11,7 +11,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.partition_offsets import known_end
 from logstore.broker.purgatory import WantedPartition
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import (
     ClusterStateError,
     FencedLeaderEpochError,

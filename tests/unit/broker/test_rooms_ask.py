@@ -11,18 +11,19 @@ import pytest
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_coordinator import GroupCoordinator
-from consumer_offsets.group_listings import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
-from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition, WantedPartition
 from logstore.broker.produce_appends import ProduceRequest
-from logstore.cluster.coordinator import ElectionType
+from logstore.cluster.cluster_state import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
+from logstore.protocol.members.identity import MemberIdentity
+from logstore.protocol.messages.groups import GroupListings
 from logstore.records.offset_record import InstanceKey
 from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, running_broker
@@ -89,10 +90,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "commit": (lambda _: ("g", [OffsetToCommit("t", 0, 1)]), {(Operation.READ, GROUP)}),
     "commit_of_instance": (
-        lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
+        lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], MemberIdentity()),
         {(Operation.READ, GROUP)},
     ),
-    "commit_each": (lambda _: ("g", [OffsetToCommit("t", 0, 1)], CommittingMember()), {(Operation.READ, GROUP)}),
+    "commit_each": (lambda _: ("g", [OffsetToCommit("t", 0, 1)], MemberIdentity()), {(Operation.READ, GROUP)}),
     "check_fetch": (lambda _: ("g", "m", 1), {(Operation.DESCRIBE, GROUP)}),
     "pending": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "overview": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
@@ -174,7 +175,7 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                     if name in {"topics", "groups", "all_groups", "overview", "problems"}:
                         assert told == [], name
                     elif name in {"list_groups", "list_all_groups"}:
-                        assert told == GroupListings([], None)
+                        assert told == GroupListings((), None)
                     elif name == "delete_groups":
                         assert isinstance(told["g"], AuthorizationError)
                     elif name == "produce_batches":

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.client.metadata import PartitionReplicas
 from logstore.client.reassignment import (
     PlannedPartition,
     Progress,
@@ -18,6 +17,7 @@ from logstore.client.reassignment import (
     require_possible,
 )
 from logstore.errors import InvalidReplicaAssignmentError, InvalidReplicationFactorError, UnknownTopicError
+from logstore.protocol.messages.cluster import PartitionReplicas
 
 
 def state(topic: str, partition: int, *replicas: int, adding: tuple[int, ...] = (), removing: tuple[int, ...] = ()):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from logstore.cluster.coordinator import ElectionType, KnownTopic
+from logstore.cluster.cluster_state import ElectionType, KnownTopic
 from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, apply, elect, reconcile
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration

@@ -11,7 +11,7 @@ from logstore.cluster import checked_file
 from logstore.cluster.log_directory import LogDirectory
 from logstore.cluster.registration import Registration
 from logstore.cluster.zookeeper import Servers, ZooKeeper
-from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalCorruptionError, JournalDiffersError
@@ -110,7 +110,7 @@ def test_the_log_directory_is_only_to_be_removed_where_other_brokers_may_have_th
     data = tmp_path / "data"
     if is_migration:
         run(start_one_node(data))
-    coordinator = ZooKeeperCoordinator(
+    coordinator = ZooKeeperClusterState(
         "127.0.0.1:1", data, data / "brokers" / "0", 0, FileSystem(), url="", peer="", clock=SystemClock()
     )
 

@@ -15,7 +15,7 @@ from compaction_jobs.planning import (
 )
 from logstore.delta.clean_files import clean_digest
 from logstore.delta.snapshot import PartitionState, SegmentFile
-from logstore.log.merging import base_offset
+from logstore.log.merge import base_offset
 from logstore.topic_config import TopicConfig
 from tests.support.partition_histories import NOW, configs, histories, segment_file
 

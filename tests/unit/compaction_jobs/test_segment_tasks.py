@@ -8,7 +8,7 @@ from compaction_jobs.segment_tasks import scan_keys
 from logstore.errors import CorruptionError
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.transactions import Marker, OpenTransaction
-from logstore.segments.joining import Source, WriteTask, write_segment
+from logstore.segments.merge import Source, WriteTask, write_segment
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support.keyed_topics import KeyedTopic, Record, batch

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 
 from consumer_offsets.coordinator_shard import (
-    Answer,
     AppendRecord,
     ArmTimer,
     CancelTimer,
     CoordinatorShard,
     Effect,
+    Respond,
     TimerFired,
 )
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,
@@ -101,13 +101,13 @@ class Counters:
         match event:
             case Add(request, names):
                 if not names:
-                    yield Answer(request, InvalidRequestError("name something"))
+                    yield Respond(request, InvalidRequestError("name something"))
                 for name in names:
                     self.totals[name] = self.totals.get(name, 0) + 1
                     yield AppendRecord(Total(name, self.totals[name]))
-                yield Answer(request, [self.totals[name] for name in names])
+                yield Respond(request, [self.totals[name] for name in names])
             case Read(request):
-                yield Answer(request, dict(self.totals))
+                yield Respond(request, dict(self.totals))
             case Remind(key, None):
                 yield CancelTimer(key)
             case Remind(key, at_ms):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from msgspec import structs
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.groups.events import (
     ConsumerGroupHeartbeat,
     Heartbeat,
     JoinGroup,
-    JoinProtocol,
     LeaveGroup,
-    LeavingMember,
     SyncGroup,
     TopicIdPartition,
 )
@@ -26,7 +24,7 @@ from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse, Jo
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,
@@ -53,6 +51,7 @@ from logstore.errors import (
     UnstableOffsetCommitError,
 )
 from logstore.protocol.consumer_protocol import Assignment, Subscription, encode_assignment, encode_subscription
+from logstore.protocol.messages.members import LeavingMember, MemberAssignment, Protocol
 from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey
 from tests.support.eventually import eventually_async
@@ -356,7 +355,7 @@ def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path
             await groups.members.join(INTERNAL, "g", joining("m"))
             await groups.members.until_durable(INTERNAL, "g")
             disk.fail("fdatasync", errno.EIO)
-            leave = LeaveGroup(0, (LeavingMember("m"),))
+            leave = LeaveGroup(request=0, members=(LeavingMember("m"),))
             leaving = asyncio.create_task(groups.members.leave(INTERNAL, "g", leave))
             while groups.describe(INTERNAL, "g").generation == 1:  # noqa: ASYNC110 - its append fails soon after
                 await asyncio.sleep(0)
@@ -385,21 +384,31 @@ def test_a_static_member_whose_place_was_not_taken_is_not_fenced(tmp_path: Path)
             await new_topic(broker)
 
             async def join(new_member_id: str) -> JoinGroupResponse:
-                static = dataclasses.replace(joining(new_member_id), member_id="", instance_id="i")
+                static = structs.replace(joining(new_member_id), member_id="", group_instance_id="i")
                 return await groups.members.join(INTERNAL, "g", static)
 
             await join("first")
-            sync = SyncGroup(0, "first", 1, (("first", b"all"),), "i")
+            sync = SyncGroup(
+                request=0,
+                member_id="first",
+                generation=1,
+                assignments=(MemberAssignment("first", b"all"),),
+                group_instance_id="i",
+            )
             await groups.members.sync(INTERNAL, "g", sync)
             disk.fail("journal.write_at", errno.ENOSPC)
             with pytest.raises(StorageFullError):
                 await join("second")
-            await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "first", 1, "i"))
+            await groups.members.heartbeat(
+                INTERNAL, "g", Heartbeat(request=0, member_id="first", generation=1, group_instance_id="i")
+            )
             assert (await groups.members.sync(INTERNAL, "g", sync)).assignment == b"all"
             # The next id is recorded, and the previous one is fenced.
             assert (await join("third")).generation == 1
             with pytest.raises(FencedInstanceIdError):
-                await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "first", 1, "i"))
+                await groups.members.heartbeat(
+                    INTERNAL, "g", Heartbeat(request=0, member_id="first", generation=1, group_instance_id="i")
+                )
 
     run(scenario())
 
@@ -551,7 +560,7 @@ def test_a_group_that_had_members_and_never_committed_is_removed(tmp_path: Path)
             for name in ("passing", "staying", "committed"):
                 await groups.members.join(INTERNAL, name, joining("m"))
             for name in ("passing", "committed"):
-                await groups.members.leave(INTERNAL, name, LeaveGroup(0, (LeavingMember("m"),)))
+                await groups.members.leave(INTERNAL, name, LeaveGroup(request=0, members=(LeavingMember("m"),)))
             await groups.commit(INTERNAL, "committed", [OffsetToCommit("t", 0, 1)])
             assert groups.groups(INTERNAL) == ["committed", "passing", "staying"]
             assert await groups.cleanup.expire_offsets() == 0
@@ -602,7 +611,7 @@ def test_a_reader_that_requires_stable_offsets_waits_for_the_end_of_a_transactio
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 1)])
-            shard = groups._shards._of("g")
+            shard = groups._shards.find_shard("g")
             assert shard is not None
             topic_id = str(broker.topic(INTERNAL, "t").topic_id)
             pending = OffsetCommit(4, 1, "", -1, topic_id, 5)
@@ -656,8 +665,13 @@ def test_groups_stand_beside_their_offsets_and_live_on(tmp_path: Path) -> None:
             await new_topic(broker)
             joined = await groups.members.join(INTERNAL, "g", joining("m"))
             assert (joined.member_id, joined.leader, joined.generation) == ("m", "m", 1)
-            sync = SyncGroup(0, "m", 1, (("m", encode_assignment(Assignment((("t", 0),)))),))
-            assert (await groups.members.sync(INTERNAL, "g", sync)).assignment == sync.assignments[0][1]
+            sync = SyncGroup(
+                request=0,
+                member_id="m",
+                generation=1,
+                assignments=(MemberAssignment("m", encode_assignment(Assignment((("t", 0),)))),),
+            )
+            assert (await groups.members.sync(INTERNAL, "g", sync)).assignment == sync.assignments[0].assignment
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)], member_id="m", generation=1)
             with pytest.raises(UnknownMemberIdError):
                 await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
@@ -665,11 +679,11 @@ def test_groups_stand_beside_their_offsets_and_live_on(tmp_path: Path) -> None:
             described = groups.describe(INTERNAL, "g")
             assert (described.state, described.generation) == ("Stable", 1)
             assert [(member.member_id, member.assignment) for member in described.members] == [("m", (("t", 0),))]
-            await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "m", 1))
+            await groups.members.heartbeat(INTERNAL, "g", Heartbeat(request=0, member_id="m", generation=1))
             assert committed(groups) == {("t", 0): 1}
             with pytest.raises(NonEmptyGroupError):
                 await groups.delete(INTERNAL, "g")
-            await groups.members.leave(INTERNAL, "g", LeaveGroup(0, (LeavingMember("m"),)))
+            await groups.members.leave(INTERNAL, "g", LeaveGroup(request=0, members=(LeavingMember("m"),)))
             assert groups.describe(INTERNAL, "g").state == "Empty"
             await groups.delete(INTERNAL, "g")
             assert groups.groups(INTERNAL) == []
@@ -723,7 +737,15 @@ def test_the_store_assigns_the_partitions_of_a_consumer_group_as_topics_come_and
 
 def joining(member_id: str) -> JoinGroup:
     metadata = encode_subscription(Subscription(("t",)))
-    return JoinGroup(0, member_id, member_id, "consumer", (JoinProtocol("range", metadata),), 10_000, 10_000)
+    return JoinGroup(
+        request=0,
+        member_id=member_id,
+        new_member_id=member_id,
+        protocol_type="consumer",
+        protocols=(Protocol("range", metadata),),
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+    )
 
 
 def partitions_of(response: ConsumerGroupHeartbeatResponse) -> set[tuple[str, int]]:

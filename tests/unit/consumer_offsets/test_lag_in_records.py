@@ -9,6 +9,7 @@ from consumer_offsets.groups import events
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import RollPart
+from logstore.protocol.messages.members import MemberAssignment, Protocol
 from logstore.segments.layout import layout_of
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
@@ -78,7 +79,17 @@ def test_a_member_is_described_with_its_last_heartbeat_and_poll(tmp_path: Path, 
 
             async def beat(epoch: int, since_poll_ms: int | None) -> int:
                 if kind == "classic":
-                    await members.heartbeat(INTERNAL, "g", events.Heartbeat(0, "m", epoch, None, since_poll_ms))
+                    await members.heartbeat(
+                        INTERNAL,
+                        "g",
+                        events.Heartbeat(
+                            request=0,
+                            member_id="m",
+                            generation=epoch,
+                            group_instance_id=None,
+                            since_poll_ms=since_poll_ms,
+                        ),
+                    )
                     return epoch
                 event = events.ConsumerGroupHeartbeat(
                     0, "m", epoch, rebalance_timeout_ms=60_000, subscribed_topics=frozenset({"t"}),
@@ -91,12 +102,25 @@ def test_a_member_is_described_with_its_last_heartbeat_and_poll(tmp_path: Path, 
                 return member.since_heartbeat_ms, member.since_poll_ms
 
             if kind == "classic":
-                protocols = (events.JoinProtocol("range", b""),)
+                protocols = (Protocol("range", b""),)
                 event = events.JoinGroup(
-                    0, "m", "m", "consumer", protocols, 60_000, 60_000, requires_known_member_id=False
+                    request=0,
+                    member_id="m",
+                    new_member_id="m",
+                    protocol_type="consumer",
+                    protocols=protocols,
+                    session_timeout_ms=60_000,
+                    rebalance_timeout_ms=60_000,
+                    requires_known_member_id=False,
                 )
                 epoch = (await members.join(INTERNAL, "g", event)).generation
-                await members.sync(INTERNAL, "g", events.SyncGroup(0, "m", epoch, (("m", b""),)))
+                await members.sync(
+                    INTERNAL,
+                    "g",
+                    events.SyncGroup(
+                        request=0, member_id="m", generation=epoch, assignments=(MemberAssignment("m", b""),)
+                    ),
+                )
             else:
                 epoch = await beat(0, None)
             assert told() == (0, None)

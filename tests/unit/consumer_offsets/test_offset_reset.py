@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from consumer_offsets.group_coordinator import GroupCoordinator
-from consumer_offsets.group_listings import GroupListing
 from consumer_offsets.groups.events import ConsumerGroupHeartbeat
-from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo
+from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
@@ -25,6 +24,7 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from logstore.protocol.messages.groups import GroupListing, OffsetReset
 from tests.support.running_broker import produce, running_broker
 from tests.support.virtual_time import clock_of_loop, run
 
@@ -164,7 +164,7 @@ def test_pages_of_groups_have_every_group_once(tmp_path: Path, monkeypatch: pyte
                 assert [each.group for each in found] == ["g", *names]
             assert found[1] == GroupListing("g00", "", "Empty", None, None, -1, 0, 2, 14, 8)
             none = await groups.list_groups(INTERNAL, limit=100, states={"Stable"})
-            assert (none.groups, none.next) == ([], None)
+            assert (none.groups, none.next) == ((), None)
             # A page ends when it has looked at many partitions, and the next one continues there.
             monkeypatch.setattr("consumer_offsets.group_queries._PAGE_PARTITIONS", 5)
             page = await groups.list_groups(INTERNAL, limit=100)

@@ -352,7 +352,7 @@ def test_a_coordinator_that_loads_or_stops_is_asked_again(tmp_path: Path, monkey
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, **OPTIONS) as handlers:
             await handlers.store.groups._shards.make_topic()
-            shard = handlers.store.groups._shards.found("g")
+            shard = handlers.store.groups._shards.find_shard("g")
             assert shard is not None
             await shard.until_settled(10_000)
             may_load, load = asyncio.Event(), shard._load_machine

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup, JoinProtocol
-from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import INTERNAL
 from logstore.errors import (
@@ -24,6 +24,8 @@ from logstore.kafka_protocol.messages import (
     FindCoordinatorRequest,
     ListGroupsRequest,
 )
+from logstore.protocol.members.identity import MemberIdentity
+from logstore.protocol.messages.members import Protocol
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
 from tests.support.virtual_time import run
@@ -40,7 +42,16 @@ async def make_groups(handlers: Handlers) -> None:
     await groups.members.join(
         INTERNAL,
         "classic",
-        JoinGroup(0, "m", "m", "consumer", (JoinProtocol("range", b"mine"),), 10_000, 10_000, client_id="c"),
+        JoinGroup(
+            request=0,
+            member_id="m",
+            new_member_id="m",
+            protocol_type="consumer",
+            protocols=(Protocol("range", b"mine"),),
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=10_000,
+            client_id="c",
+        ),
     )
     await groups.members.consumer_heartbeat(
         INTERNAL,
@@ -50,7 +61,7 @@ async def make_groups(handlers: Handlers) -> None:
         ),
     )
     for group in ("simple", ""):
-        assert await groups.commit_each(INTERNAL, group, [OffsetToCommit("t", 0, 9)], CommittingMember()) == {
+        assert await groups.commit_each(INTERNAL, group, [OffsetToCommit("t", 0, 9)], MemberIdentity()) == {
             TopicPartition("t", 0): None
         }
 
@@ -126,7 +137,7 @@ def test_a_list_that_is_not_whole_yet_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, **OPTIONS) as handlers:
             await make_groups(handlers)
-            shard = handlers.store.groups._shards.found("classic")
+            shard = handlers.store.groups._shards.find_shard("classic")
             assert shard is not None
             shard.unload()
             shard.load()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup, JoinProtocol
+from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import INTERNAL
 from logstore.errors import (
@@ -28,6 +28,7 @@ from logstore.errors import (
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.messages import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 from logstore.protocol.consumer_protocol import Subscription, encode_subscription
+from logstore.protocol.messages.members import Protocol
 from logstore.records.offset_record import OffsetCommit, OffsetKey
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
@@ -191,7 +192,15 @@ def test_a_partition_that_is_refused_keeps_no_other_from_being_committed(tmp_pat
 
 
 async def classic_member(handlers: Handlers, metadata: bytes, protocol_type: str = "consumer") -> str:
-    event = JoinGroup(0, "m", "m", protocol_type, (JoinProtocol("range", metadata),), 10_000, 10_000)
+    event = JoinGroup(
+        request=0,
+        member_id="m",
+        new_member_id="m",
+        protocol_type=protocol_type,
+        protocols=(Protocol("range", metadata),),
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+    )
     joined = await handlers.store.groups.members.join(INTERNAL, "g", event)
     assert joined.generation == 1
     return joined.member_id
@@ -285,7 +294,7 @@ def test_an_offset_of_an_open_transaction_is_not_stable(tmp_path: Path) -> None:
             await new_topics(handlers, "t")
             await commit(handlers, {"t": [(0, 1, -1, ""), (1, 2, -1, "")]})
             topic = handlers.broker.topic(INTERNAL, "t")
-            machine = handlers.store.groups._shards.machine("g")
+            machine = handlers.store.groups._shards.get_machine("g")
             pending = OffsetCommit(9, -1, "", -1, str(topic.topic_id), 0)
             machine.offsets.replay(99, OffsetKey("g", "t", 1), pending, producer_id=5)
             unstable = UnstableOffsetCommitError.kafka_code

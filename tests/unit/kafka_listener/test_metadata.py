@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
+from logstore.cluster.cluster_state import BrokerEndpoint, PartitionState
 from logstore.kafka_listener.metadata import _partition
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import DescribeClusterRequest, MetadataRequest

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.segments.joining import Source, WriteTask, write_segment
+from logstore.segments.merge import Source, WriteTask, write_segment
 from logstore.segments.reader import read_row_group, verify_segment
 from logstore.segments.value_sizes import are_incompressible
 from logstore.segments.writer import Segment, SegmentWriter

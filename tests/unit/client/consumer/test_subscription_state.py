@@ -8,14 +8,9 @@ import pytest
 from logstore.client.consumer.fetcher import CompletedFetch
 from logstore.client.consumer.records import FetchedBatch
 from logstore.client.consumer.subscription_state import SubscriptionState
-from logstore.client.metadata import (
-    PartitionDescription,
-    TopicDescription,
-    TopicIdentity,
-    TopicPartition,
-    TopicPartitions,
-)
+from logstore.client.metadata import TopicIdentity, TopicPartition, TopicPartitions
 from logstore.errors import InvalidRequestError
+from logstore.protocol.messages.topics import Partition, Topic
 from logstore.records.schema import LOG_SCHEMA
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -52,14 +47,10 @@ def state(fetcher: ToldFetcher) -> SubscriptionState:
     return SubscriptionState(fetcher, "latest")  # type: ignore[arg-type]
 
 
-def topic(topic_id: str, partitions: int = 2, name: str = "orders") -> TopicDescription:
-    described = tuple(PartitionDescription(at, 1, (), 0, 9, 9, 9, 0, 1, 0, 0, 0) for at in range(partitions))
-    return TopicDescription(
-        **{
-            field: None
-            for field in TopicDescription.__dataclass_fields__
-            if field not in {"name", "topic_id", "partitions"}
-        },
+def topic(topic_id: str, partitions: int = 2, name: str = "orders") -> Topic:
+    described = tuple(Partition(at, 1, (), 0, 9, 9, 9, 0, 1, 0, 0, 0) for at in range(partitions))
+    return Topic(
+        **{field: None for field in Topic.__struct_fields__ if field not in {"name", "topic_id", "partitions"}},
         name=name,
         topic_id=topic_id,
         partitions=described,

@@ -2,16 +2,17 @@
 
 import pytest
 
-from consumer_offsets.effects import Answer, AppendRecord, TimerFired
+from consumer_offsets.effects import AppendRecord, Respond, TimerFired
 from consumer_offsets.groups import classic_joins
-from consumer_offsets.groups.events import JoinProtocol, LeaveGroup, LeavingMember, Unload
+from consumer_offsets.groups.events import LeaveGroup, Unload
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import Tombstone, decode_group_record
 from logstore import errors
 from logstore.limits import GROUP_BYTES_MAX, GROUP_MEMBER_BYTES_MAX, KIB
+from logstore.protocol.messages.members import LeavingMember, Protocol
 from tests.support.group_driver import RANGE, REBALANCE_MS, SESSION_MS, GroupDriver
 
-OTHER = (JoinProtocol("range", b"other"),)
+OTHER = (Protocol("range", b"other"),)
 
 
 def is_error(error, cls) -> bool:
@@ -78,7 +79,7 @@ def test_a_session_timeout_is_within_its_bounds(ms: int, refused: bool):
 
 def test_the_leader_alone_is_told_the_members_and_their_metadata():
     group = GroupDriver()
-    requests = [group.park_join(protocols=(JoinProtocol("range", bytes([number])),)) for number in range(2)]
+    requests = [group.park_join(protocols=(Protocol("range", bytes([number])),)) for number in range(2)]
     group.settle()
     leader, follower = (group.answer(request) for request in requests)
     assert (leader.leader, follower.leader) == (leader.member_id, leader.member_id)
@@ -90,8 +91,8 @@ def test_the_leader_alone_is_told_the_members_and_their_metadata():
     assert (leader.protocol_type, leader.protocol) == ("consumer", "range")
 
 
-def protocols(*names: str) -> tuple[JoinProtocol, ...]:
-    return tuple(JoinProtocol(name, b"") for name in names)
+def protocols(*names: str) -> tuple[Protocol, ...]:
+    return tuple(Protocol(name, b"") for name in names)
 
 
 def test_the_protocol_that_most_members_prefer_among_the_common_ones_is_chosen():
@@ -116,29 +117,29 @@ def test_a_member_without_a_common_protocol_is_refused(given):
 def test_what_a_member_brings_into_the_record_of_the_group_is_bounded():
     group = GroupDriver()
     half = GROUP_MEMBER_BYTES_MAX // 2
-    large = group.join(protocols=(JoinProtocol("range", bytes(half)), JoinProtocol("sticky", bytes(half + 1))))
+    large = group.join(protocols=(Protocol("range", bytes(half)), Protocol("sticky", bytes(half + 1))))
     assert is_error(large.error, errors.RecordTooLargeError)
     assert group.group.is_vacant
 
 
 def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
     group = GroupDriver()
-    large = (JoinProtocol("range", bytes(GROUP_MEMBER_BYTES_MAX - KIB - 20)),)
+    large = (Protocol("range", bytes(GROUP_MEMBER_BYTES_MAX - KIB - 20)),)
     room = GROUP_BYTES_MAX // GROUP_MEMBER_BYTES_MAX
     for number in range(room - 1):
-        group.park_join(instance_id=f"i{number}", protocols=large)
-    group.park_join(instance_id="small")
-    assert is_error(group.join(instance_id="large", protocols=large).error, errors.GroupMaxSizeReachedError)
+        group.park_join(group_instance_id=f"i{number}", protocols=large)
+    group.park_join(group_instance_id="small")
+    assert is_error(group.join(group_instance_id="large", protocols=large).error, errors.GroupMaxSizeReachedError)
     # A member may come again with the same metadata, and without it there is room.
-    group.park_join(instance_id="i0", protocols=large)
-    group.park_join(instance_id="i1")
-    group.park_join(instance_id="large", protocols=large)
+    group.park_join(group_instance_id="i0", protocols=large)
+    group.park_join(group_instance_id="i1")
+    group.park_join(group_instance_id="large", protocols=large)
     group.group.validate()
 
 
 def test_assignments_take_no_room_from_the_members_that_join_the_next_generation():
     group = GroupDriver()
-    metadata = (JoinProtocol("range", bytes(40 * KIB)),)
+    metadata = (Protocol("range", bytes(40 * KIB)),)
     requests = [group.park_join(protocols=metadata) for _ in range(60)]
     group.settle()
     members = [group.answer(request).member_id for request in requests]
@@ -167,19 +168,19 @@ def test_a_member_that_brings_no_more_than_before_is_not_refused(monkeypatch):
     members = group.stable("i0", "i1", None)
     # This is the record of an earlier release, which had no limit.
     monkeypatch.setattr(classic_joins, "GROUP_BYTES_MAX", KIB)
-    assert is_error(group.join(instance_id="i2").error, errors.GroupMaxSizeReachedError)
-    again = group.join(instance_id="i0", new_member_id="another", client_host="elsewhere")
+    assert is_error(group.join(group_instance_id="i2").error, errors.GroupMaxSizeReachedError)
+    again = group.join(group_instance_id="i0", new_member_id="another", client_host="elsewhere")
     assert (again.error, again.member_id) == (None, "another")
     assert is_error(group.join(members[2], protocols=OTHER).error, errors.GroupMaxSizeReachedError)
     assert group.join(members[2]).error is None
-    assert group.join("another", instance_id="i0") is None, "the leader makes another generation"
+    assert group.join("another", group_instance_id="i0") is None, "the leader makes another generation"
 
 
 def test_a_member_of_long_names_is_measured_by_them():
     group = GroupDriver()
     for number in range(GROUP_BYTES_MAX // GROUP_MEMBER_BYTES_MAX):
-        group.park_join(instance_id=f"i{number}", client_id="x" * (GROUP_MEMBER_BYTES_MAX - 100))
-    long = group.join(instance_id="i", client_id="x" * (GROUP_MEMBER_BYTES_MAX - 100))
+        group.park_join(group_instance_id=f"i{number}", client_id="x" * (GROUP_MEMBER_BYTES_MAX - 100))
+    long = group.join(group_instance_id="i", client_id="x" * (GROUP_MEMBER_BYTES_MAX - 100))
     assert is_error(long.error, errors.GroupMaxSizeReachedError)
 
 
@@ -192,7 +193,7 @@ def test_a_full_group_takes_nobody_else():
     group = GroupDriver(config=GroupConfig(group_initial_rebalance_delay_ms=0, group_max_size=2))
     leader, _ = group.stable(None, None)
     assert is_error(group.join().error, errors.GroupMaxSizeReachedError)
-    assert is_error(group.join(instance_id="i").error, errors.GroupMaxSizeReachedError)
+    assert is_error(group.join(group_instance_id="i").error, errors.GroupMaxSizeReachedError)
     assert group.leave(leader) is None
     assert is_error(group.join().error, errors.MemberIdRequiredError)
 
@@ -474,7 +475,7 @@ def test_several_members_leave_and_each_has_an_answer():
         LeavingMember("other", "i"),
         LeavingMember("", "i"),
     )
-    answer = group.ask(LeaveGroup(group.token(), members))
+    answer = group.ask(LeaveGroup(request=group.token(), members=members))
     assert [type(each.error) for each in answer.members] == [
         type(None),
         errors.UnknownMemberIdError,
@@ -509,14 +510,14 @@ def test_a_rebalance_waits_for_an_id_that_was_given_out():
 def test_a_static_member_comes_back_with_a_new_id_and_nobody_rebalances():
     group = GroupDriver()
     leader, static = group.stable(None, "i")
-    answer = group.join(instance_id="i")
+    answer = group.join(group_instance_id="i")
     assert (answer.error, answer.generation, answer.leader, answer.skip_assignment) == (None, 1, leader, False)
     assert group.state == "Stable"
-    assert group.sync(answer.member_id, 1, instance_id="i").assignment == static.encode()
+    assert group.sync(answer.member_id, 1, group_instance_id="i").assignment == static.encode()
     assert is_error(group.heartbeat(static, 1, "i"), errors.FencedInstanceIdError)
-    assert is_error(group.sync(static, 1, instance_id="i").error, errors.FencedInstanceIdError)
+    assert is_error(group.sync(static, 1, group_instance_id="i").error, errors.FencedInstanceIdError)
     assert is_error(group.commit(static, 1, "i"), errors.FencedInstanceIdError)
-    assert is_error(group.join(static, instance_id="i").error, errors.FencedInstanceIdError)
+    assert is_error(group.join(static, group_instance_id="i").error, errors.FencedInstanceIdError)
     assert is_error(group.heartbeat(static, 1), errors.UnknownMemberIdError)
 
 
@@ -526,39 +527,39 @@ def test_a_static_member_without_its_id_is_unknown_and_not_fenced():
     (static,) = group.stable("i")
     assert is_error(group.heartbeat("", 1, "i"), errors.UnknownMemberIdError)
     assert is_error(group.commit("", 1, "i"), errors.UnknownMemberIdError)
-    assert is_error(group.sync("", 1, instance_id="i").error, errors.UnknownMemberIdError)
+    assert is_error(group.sync("", 1, group_instance_id="i").error, errors.UnknownMemberIdError)
     assert group.heartbeat(static, 1, "i") is None
-    assert group.join(instance_id="i").error is None
+    assert group.join(group_instance_id="i").error is None
 
 
 def test_a_static_leader_that_comes_back_skips_the_assignment():
     """Skip the assignment (KIP-814); an older client gets the old leader's id, so it makes no assignment either."""
     group = GroupDriver()
     leader, _ = group.stable("i", None)
-    answer = group.join(instance_id="i")
+    answer = group.join(group_instance_id="i")
     assert (answer.leader, answer.skip_assignment) == (answer.member_id, True)
     assert len(answer.members) == 2
     assert group.sync(answer.member_id, 1).assignment == leader.encode()
-    older = group.join(instance_id="i", supports_skipping_assignment=False)
+    older = group.join(group_instance_id="i", supports_skipping_assignment=False)
     assert (older.leader, older.skip_assignment, older.members) == (answer.member_id, False, ())
 
 
 def test_the_requests_of_a_static_member_that_is_replaced_are_fenced():
     group = GroupDriver()
     group.stable(None, None)
-    parked = group.park_join(instance_id="i")
-    again = group.park_join(instance_id="i")
+    parked = group.park_join(group_instance_id="i")
+    again = group.park_join(group_instance_id="i")
     assert is_error(group.answer(parked).error, errors.FencedInstanceIdError)
     assert group.answer(again) is None
 
 
 def test_a_static_member_that_comes_back_while_the_leader_assigns_starts_a_rebalance():
     group = GroupDriver()
-    requests = [group.park_join(), group.park_join(instance_id="i")]
+    requests = [group.park_join(), group.park_join(group_instance_id="i")]
     group.settle()
     leader, static = (group.answer(request).member_id for request in requests)
     parked = group.park_sync(static, 1)
-    again = group.park_join(instance_id="i")
+    again = group.park_join(group_instance_id="i")
     assert is_error(group.answer(parked).error, errors.FencedInstanceIdError)
     assert group.state == "PreparingRebalance"
     group.park_join(leader)
@@ -567,19 +568,19 @@ def test_a_static_member_that_comes_back_while_the_leader_assigns_starts_a_rebal
 
 def test_a_static_member_whose_protocols_change_the_choice_starts_a_rebalance():
     group = GroupDriver()
-    requests = [group.park_join(protocols=protocols("a", "b"), instance_id=each) for each in ("i", "j")]
+    requests = [group.park_join(protocols=protocols("a", "b"), group_instance_id=each) for each in ("i", "j")]
     group.settle()
     leader = group.answer(requests[0]).member_id
     group.sync(leader, 1)
-    assert group.join(protocols=protocols("b"), instance_id="j") is None
+    assert group.join(protocols=protocols("b"), group_instance_id="j") is None
     assert group.state == "PreparingRebalance"
-    assert group.join(leader, protocols=protocols("a", "b"), instance_id="i").protocol == "b"
+    assert group.join(leader, protocols=protocols("a", "b"), group_instance_id="i").protocol == "b"
 
 
 def test_a_static_member_leaves_only_by_its_session_or_by_name():
     group = GroupDriver()
     (static,) = group.stable("i")
-    answer = group.join(instance_id="i")
+    answer = group.join(group_instance_id="i")
     assert is_error(group.leave(static, "i"), errors.FencedInstanceIdError)
     assert group.leave("", "i") is None
     assert is_error(group.heartbeat(answer.member_id, 1, "i"), errors.UnknownMemberIdError)
@@ -635,7 +636,7 @@ def test_a_generation_is_recorded_before_it_is_answered():
     request = group.park_join()
     group.settle()
     assert isinstance(group.effects[0], AppendRecord)
-    assert any(isinstance(effect, Answer) and effect.request == request for effect in group.effects[1:])
+    assert any(isinstance(effect, Respond) and effect.request == request for effect in group.effects[1:])
     member = group.answer(request).member_id
     group.sync(member, 1, assignments={member: b"a"})
     record = decode_group_record(*group.log[-1])
@@ -660,7 +661,7 @@ def test_a_stable_group_goes_on_after_a_restart():
     group.advance(SESSION_MS - 1)
     assert [group.heartbeat(member, 1) for member in members] == [None, None]
     assert [group.sync(member, 1).assignment for member in members] == [member.encode() for member in members]
-    assert group.join(instance_id="i").error is None
+    assert group.join(group_instance_id="i").error is None
     group.advance(SESSION_MS)
     assert group.state == "Empty"
 
@@ -737,7 +738,7 @@ def test_a_timer_that_fires_early_or_late_does_no_harm():
 
 def test_the_description_of_a_group():
     group = GroupDriver()
-    request = group.park_join(client_id="c", client_host="/127.0.0.1", instance_id="i")
+    request = group.park_join(client_id="c", client_host="/127.0.0.1", group_instance_id="i")
     group.settle()
     member = group.answer(request).member_id
     group.sync(member, 1, assignments={member: b"a"})

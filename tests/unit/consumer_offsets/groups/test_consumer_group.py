@@ -76,7 +76,7 @@ def test_what_a_member_does_not_own_it_need_not_revoke():
         {"owned": None},
         {"rebalance_timeout_ms": -1},
         {"subscribed_topics": None},
-        {"instance_id": ""},
+        {"group_instance_id": ""},
         {"rack_id": ""},
     ],
 )
@@ -107,10 +107,10 @@ def test_the_assignor_that_most_members_ask_for_is_taken():
 
 def test_a_full_group_takes_nobody_else():
     group = GroupDriver(config=GroupConfig(group_max_size=1), t=1)
-    group.beat("a", 0, instance_id="i")
+    group.beat("a", 0, group_instance_id="i")
     assert is_error(group.beat("b", 0).error, errors.GroupMaxSizeReachedError)
-    group.beat("a", -2, instance_id="i")
-    assert group.beat("b", 0, instance_id="i").error is None, "a static member's place is taken by itself"
+    group.beat("a", -2, group_instance_id="i")
+    assert group.beat("b", 0, group_instance_id="i").error is None, "a static member's place is taken by itself"
 
 
 def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
@@ -163,15 +163,15 @@ def test_a_member_of_long_names_is_measured_by_them():
 
 def test_a_member_that_brings_no_more_than_before_is_not_refused(monkeypatch):
     group = GroupDriver(t=1)
-    assert group.beat("a", 0, instance_id="i").error is None
+    assert group.beat("a", 0, group_instance_id="i").error is None
     assert group.beat("b", 0).error is None
     # This is the record of an earlier release, which had no limit.
     monkeypatch.setattr(classic_joins, "GROUP_BYTES_MAX", KIB)
     assert is_error(group.beat("c", 0).error, errors.GroupMaxSizeReachedError)
     assert is_error(group.beat("b", 0, subscribed_topics={"t", "u"}).error, errors.GroupMaxSizeReachedError)
     assert group.beat("b", 0).error is None
-    assert group.beat("a", -2, instance_id="i").error is None
-    assert group.beat("another", 0, instance_id="i", client_host="elsewhere").error is None
+    assert group.beat("a", -2, group_instance_id="i").error is None
+    assert group.beat("another", 0, group_instance_id="i", client_host="elsewhere").error is None
 
 
 # ---- epochs ----------------------------------------------------------------------------------------------------------
@@ -357,29 +357,29 @@ def test_a_member_that_has_revoked_is_not_watched_any_more():
 
 def test_a_static_member_that_leaves_for_a_while_finds_its_partitions_again():
     group = GroupDriver(t=2)
-    group.beat("a", 0, instance_id="i")
+    group.beat("a", 0, group_instance_id="i")
     group.beat("b", 0)
-    group.beat("a", 1, instance_id="i", owned=all_of("t", 0))
+    group.beat("a", 1, group_instance_id="i", owned=all_of("t", 0))
     assert assigned(group.beat("b", 2)) == all_of("t", 1)
     before = group.group.describe().generation
-    away = group.beat("a", -2, instance_id="i")
+    away = group.beat("a", -2, group_instance_id="i")
     assert (away.error, away.member_epoch) == (None, -2)
     assert group.beat("b", 2).assignment is None
-    back = group.beat("a2", 0, instance_id="i")
+    back = group.beat("a2", 0, group_instance_id="i")
     assert (back.member_epoch, assigned(back)) == (2, all_of("t", 0))
     assert group.group.describe().generation == before
-    assert is_error(group.beat("a", 2, instance_id="i").error, errors.FencedInstanceIdError)
-    assert is_error(group.beat("a", -2, instance_id="i").error, errors.FencedInstanceIdError)
+    assert is_error(group.beat("a", 2, group_instance_id="i").error, errors.FencedInstanceIdError)
+    assert is_error(group.beat("a", -2, group_instance_id="i").error, errors.FencedInstanceIdError)
     assert is_error(group.beat("a", 2).error, errors.UnknownMemberIdError)
 
 
 def test_the_place_of_a_static_member_that_is_away_is_kept_for_a_session():
     group = GroupDriver(t=2)
-    group.beat("a", 0, instance_id="i")
+    group.beat("a", 0, group_instance_id="i")
     group.beat("b", 0)
-    group.beat("a", 1, instance_id="i", owned=all_of("t", 0))
+    group.beat("a", 1, group_instance_id="i", owned=all_of("t", 0))
     group.beat("b", 2)
-    group.beat("a", -2, instance_id="i")
+    group.beat("a", -2, group_instance_id="i")
     group.advance(SESSION_MS - 1)
     assert group.beat("b", 2).assignment is None
     group.advance(1)
@@ -388,27 +388,27 @@ def test_the_place_of_a_static_member_that_is_away_is_kept_for_a_session():
 
 def test_an_instance_id_that_is_in_use_is_not_released():
     group = GroupDriver(t=2)
-    group.beat("a", 0, instance_id="i")
-    assert is_error(group.beat("b", 0, instance_id="i").error, errors.UnreleasedInstanceIdError)
-    assert group.beat("a", 0, instance_id="i").error is None, "its own answer was lost"
-    assert is_error(group.beat("a", 0, instance_id="j").error, errors.InvalidRequestError)
-    assert is_error(group.beat("c", 1, instance_id="k").error, errors.UnknownMemberIdError)
+    group.beat("a", 0, group_instance_id="i")
+    assert is_error(group.beat("b", 0, group_instance_id="i").error, errors.UnreleasedInstanceIdError)
+    assert group.beat("a", 0, group_instance_id="i").error is None, "its own answer was lost"
+    assert is_error(group.beat("a", 0, group_instance_id="j").error, errors.InvalidRequestError)
+    assert is_error(group.beat("c", 1, group_instance_id="k").error, errors.UnknownMemberIdError)
 
 
 def test_a_static_member_that_leaves_for_good_is_gone():
     group = GroupDriver(t=2)
-    group.beat("a", 0, instance_id="i")
-    assert group.beat("a", -1, instance_id="i").error is None
+    group.beat("a", 0, group_instance_id="i")
+    assert group.beat("a", -1, group_instance_id="i").error is None
     assert group.state == "Empty"
-    assert group.beat("b", 0, instance_id="i").error is None
+    assert group.beat("b", 0, group_instance_id="i").error is None
 
 
 def test_a_member_that_is_away_is_not_fenced_for_what_it_was_to_revoke():
     group = GroupDriver(t=2)
-    group.beat("a", 0, instance_id="i", rebalance_timeout_ms=1_000)
+    group.beat("a", 0, group_instance_id="i", rebalance_timeout_ms=1_000)
     group.beat("b", 0)
-    group.beat("a", 1, instance_id="i", owned=all_of("t", 0, 1))
-    group.beat("a", -2, instance_id="i")
+    group.beat("a", 1, group_instance_id="i", owned=all_of("t", 0, 1))
+    group.beat("a", -2, group_instance_id="i")
     group.advance(2_000)
     assert len(group.group.describe().members) == 2
     assert assigned(group.beat("b", 2)) == all_of("t", 1), "it has left, and so holds nothing"
@@ -431,8 +431,8 @@ def test_a_commit_is_of_a_member_and_its_epoch():
 
 def test_a_static_member_that_is_away_commits_nothing():
     group = GroupDriver(t=2)
-    group.beat("a", 0, instance_id="i")
-    group.beat("a", -2, instance_id="i")
+    group.beat("a", 0, group_instance_id="i")
+    group.beat("a", -2, group_instance_id="i")
     for generation in (1, -1, -2):
         assert is_error(group.commit("a", generation), errors.StaleMemberEpochError)
 
@@ -442,14 +442,14 @@ def test_a_static_member_that_is_away_commits_nothing():
 
 def test_a_restart_goes_on_where_the_group_was():
     group = GroupDriver(t=4)
-    group.beat("a", 0, instance_id="i")
+    group.beat("a", 0, group_instance_id="i")
     group.beat("b", 0)
-    group.beat("a", 1, instance_id="i", owned=all_of("t", 0, 1, 2, 3))
+    group.beat("a", 1, group_instance_id="i", owned=all_of("t", 0, 1, 2, 3))
     described = group.group.describe()
     group.restart()
     assert group.group.describe() == described
     assert set(group.timers) == {"session/a", "session/b", "rebalance/a"}
-    assert group.beat("a", 1, instance_id="i", owned=all_of("t", 0, 1)).member_epoch == 2
+    assert group.beat("a", 1, group_instance_id="i", owned=all_of("t", 0, 1)).member_epoch == 2
     group.restart()
     assert assigned(group.beat("b", 2)) == all_of("t", 2, 3)
     group.restart()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from consumer_offsets.effects import AppendRecord
-from consumer_offsets.groups.events import JoinProtocol, LeaveGroup, LeavingMember
+from consumer_offsets.groups.events import LeaveGroup
 from consumer_offsets.groups.group_config import GroupConfig
 from logstore import errors
 from logstore.protocol.consumer_protocol import (
@@ -15,6 +15,7 @@ from logstore.protocol.consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
+from logstore.protocol.messages.members import LeavingMember, Protocol
 from tests.support.group_driver import REBALANCE_MS, SESSION_MS, GroupDriver, assigned
 
 Places = list[tuple[str, int]]
@@ -27,7 +28,7 @@ def all_of(topic: str, *numbers: int) -> Places:
 
 def protocols(*owned: tuple[str, int], topics: tuple[str, ...] = ("t",), names: tuple[str, ...] = ("range",)) -> Any:
     metadata = encode_subscription(Subscription(topics, None, owned, 1 if owned else -1))
-    return tuple(JoinProtocol(name, metadata) for name in names)
+    return tuple(Protocol(name, metadata) for name in names)
 
 
 def group_of(policy: str = "bidirectional", *, delay_ms: int = 0, max_size: int = 1_000, **topics: int) -> GroupDriver:
@@ -42,7 +43,7 @@ def group_of(policy: str = "bidirectional", *, delay_ms: int = 0, max_size: int 
 def classic_pair(group: GroupDriver, *instance_ids: str | None) -> list[str]:
     """Join members of a stable classic group: the first gets the first half of t, the second the other half."""
     ids = instance_ids or (None, None)
-    joins = [group.park_join(instance_id=each, protocols=protocols()) for each in ids]
+    joins = [group.park_join(group_instance_id=each, protocols=protocols()) for each in ids]
     group.settle()
     first, second = [group.answer(request).member_id for request in joins]
     waits = group.park_sync(second, 1)
@@ -142,7 +143,7 @@ def test_the_policy_forbids_an_upgrade(policy: str):
     assert [group.heartbeat(member, 1) for member in (a, b)] == [None, None], "the members notice nothing"
 
 
-@pytest.mark.parametrize("given", [{"protocol_type": "connect"}, {"protocols": (JoinProtocol("range", b"no"),)}])
+@pytest.mark.parametrize("given", [{"protocol_type": "connect"}, {"protocols": (Protocol("range", b"no"),)}])
 def test_members_that_are_no_consumers_stay_a_classic_group(given: dict[str, Any]):
     group = group_of()
     waits = group.park_join(**given)
@@ -199,7 +200,7 @@ def test_what_a_classic_member_joins_with_is_judged():
     inconsistent = [
         {"protocol_type": "connect"},
         {"protocols": ()},
-        {"protocols": (JoinProtocol("range", b"no"),)},
+        {"protocols": (Protocol("range", b"no"),)},
         {"protocols": protocols(names=("sticky",))},
     ]
     for given in inconsistent:
@@ -289,7 +290,7 @@ def test_a_group_that_only_classic_members_are_left_in_is_a_classic_group(how: s
     if how == "leaves":
         group.beat("c", -1)
     elif how == "removed":
-        group.ask(LeaveGroup(group.token(), (LeavingMember("c"),)))
+        group.ask(LeaveGroup(request=group.token(), members=(LeavingMember("c"),)))
     else:
         for _ in range(CONSUMER_SESSION_MS // 5_000):
             group.heartbeat(member, 2)
@@ -348,35 +349,35 @@ def test_a_restart_after_an_upgrade_goes_on_with_the_members_of_both_protocols()
 def test_static_members_change_their_protocol_one_by_one_and_no_partition_moves():
     group = group_of()
     a, b = classic_pair(group, "i", "j")
-    first = group.beat("a", 0, instance_id="i")
+    first = group.beat("a", 0, group_instance_id="i")
     assert (first.member_epoch, assigned(first)) == (1, all_of("t", 0, 1)), "it finds what its instance had"
     assert type(group.heartbeat(a, 1, "i")) is errors.FencedInstanceIdError
     assert group.heartbeat(b, 1, "j") is None, "no rebalance"
-    assert assigned(group.beat("b", 0, instance_id="j")) == all_of("t", 2, 3)
-    back = group.join(instance_id="i", protocols=protocols())
+    assert assigned(group.beat("b", 0, group_instance_id="j")) == all_of("t", 2, 3)
+    back = group.join(group_instance_id="i", protocols=protocols())
     assert (back.error, back.generation, kind(group)) == (None, 1, "consumer")
     assert synced(group, back.member_id, 1) == all_of("t", 0, 1)
     before = len(group.log)
-    last = group.join(instance_id="j", protocols=protocols())
+    last = group.join(group_instance_id="j", protocols=protocols())
     assert (kind(group), group.state, last.generation) == ("classic", "Stable", 1)
     assert len(group.log) - before == 1
     assert synced(group, last.member_id, 1) == all_of("t", 2, 3)
     assert [group.heartbeat(each.member_id, 1) for each in (back, last)] == [None, None]
-    assert type(group.beat("b", 1, instance_id="j").error) is errors.FencedInstanceIdError
+    assert type(group.beat("b", 1, group_instance_id="j").error) is errors.FencedInstanceIdError
 
 
 def test_a_static_member_that_is_there_keeps_its_name_from_another_of_the_consumer_protocol():
     group = group_of()
-    group.beat("a", 0, instance_id="i")
-    assert type(group.beat("b", 0, instance_id="i").error) is errors.UnreleasedInstanceIdError
+    group.beat("a", 0, group_instance_id="i")
+    assert type(group.beat("b", 0, group_instance_id="i").error) is errors.UnreleasedInstanceIdError
 
 
 def test_the_last_static_member_of_the_consumer_protocol_is_replaced_in_a_rebalance():
     """Begin the classic group with a rebalance: the others do not have their target assignment yet."""
     group = group_of()
-    group.beat("a", 0, instance_id="i")
+    group.beat("a", 0, group_instance_id="i")
     other = group.join(requires_known_member_id=False, protocols=protocols()).member_id
-    group.join(instance_id="i", protocols=protocols())
+    group.join(group_instance_id="i", protocols=protocols())
     assert (kind(group), group.state) == ("classic", "PreparingRebalance")
     assert rejoins(group, other, group.group.generation)
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.effects import Answer, AppendRecord, Effect
+from consumer_offsets.effects import AppendRecord, Effect, Respond
 from consumer_offsets.instances.instance_record import (
     Assigned,
     InstanceConfig,
@@ -32,7 +32,7 @@ VALUE = InstanceValue(
 def put(table: InstanceTable, id: str | None, value: InstanceValue | None) -> tuple[list[InstanceRecord], object]:
     """Return the appended records and the answer."""
     effects: list[Effect] = list(table.put(PutInstance(1, KEY, id, value)))
-    (answer,) = (effect.response for effect in effects if isinstance(effect, Answer))
+    (answer,) = (effect.response for effect in effects if isinstance(effect, Respond))
     return [effect.record for effect in effects if isinstance(effect, AppendRecord)], answer
 
 

@@ -1,6 +1,7 @@
 """The client's side of a membership, without threads, clock or store."""
 
 import math
+from uuid import UUID
 
 import pytest
 
@@ -17,19 +18,6 @@ from logstore.errors import (
 from logstore.protocol.consumer_protocol import Assignment, decode_assignment, decode_subscription, encode_assignment
 from logstore.protocol.members.classic_member import ClassicMember
 from logstore.protocol.members.consumer_member import ConsumerMember
-from logstore.protocol.members.group_requests import (
-    AssignedPartition,
-    ConsumerHeartbeat,
-    ConsumerHeartbeatAnswer,
-    Heartbeat,
-    JoinedGroup,
-    JoinedMember,
-    JoinGroup,
-    LeaveGroup,
-    OwnedPartition,
-    SyncedGroup,
-    SyncGroup,
-)
 from logstore.protocol.members.identity import MemberIdentity, TopicPartition
 from logstore.protocol.members.membership import (
     Assigned,
@@ -41,8 +29,22 @@ from logstore.protocol.members.membership import (
     State,
     Step,
 )
+from logstore.protocol.messages.members import (
+    AssignedPartition,
+    ConsumerGroupHeartbeat,
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinedGroup,
+    JoinedMember,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OwnedPartition,
+    SyncedGroup,
+    SyncGroupRequest,
+)
 
 ME = "me-1"
+ID, NEW_ID = UUID(int=1), UUID(int=2)
 
 
 def options(*assignors: str, instance_id: str | None = None) -> MemberOptions:
@@ -54,11 +56,11 @@ def at(*numbers: int) -> frozenset[TopicPartition]:
 
 
 def joined(generation: int, leader: str = "other", protocol: str = "range") -> JoinedGroup:
-    return JoinedGroup(generation, ME, leader, protocol, False, ())
+    return JoinedGroup(generation, ME, leader, "consumer", protocol, False, ())
 
 
 def synced(*numbers: int) -> SyncedGroup:
-    return SyncedGroup(encode_assignment(Assignment(tuple(at(*numbers)))))
+    return SyncedGroup("consumer", "range", encode_assignment(Assignment(tuple(at(*numbers)))))
 
 
 def answer(member: Membership, kind: type, reply: object, now: float = 0.0) -> object:
@@ -84,8 +86,8 @@ def steps(member: Membership) -> list[Step]:
 def stable(member: ClassicMember, generation: int, *numbers: int) -> None:
     """Take the member from the beginning of a join to its end."""
     assert steps(member) == []
-    answer(member, JoinGroup, joined(generation))
-    answer(member, SyncGroup, synced(*numbers))
+    answer(member, JoinGroupRequest, joined(generation))
+    answer(member, SyncGroupRequest, synced(*numbers))
     assert steps(member) == [Assigned(at(*numbers) - frozenset(member.owned))] or member.owned.keys() == at(*numbers)
 
 
@@ -108,35 +110,35 @@ def test_nothing_is_sent_before_the_first_poll(eager: ClassicMember):
     assert eager.state is State.STABLE
     assert eager.identity == MemberIdentity(ME, 1, None)
     assert eager.next(1) == 2
-    answer(eager, Heartbeat, None, 3)
+    answer(eager, HeartbeatRequest, None, 3)
 
 
 def test_an_eager_member_revokes_everything_before_it_joins(eager: ClassicMember):
     stable(eager, 1, 0, 1)
-    answer(eager, Heartbeat, RebalanceInProgressError("join"), 3)
+    answer(eager, HeartbeatRequest, RebalanceInProgressError("join"), 3)
     assert eager.wants_poll
     assert eager.next(3) == 3, "it joins only when poll has revoked"
     assert eager.step() == Revoked(at(0, 1))
     assert eager.identity_of(eager.hold(at(0))).generation == 1, "a commit counts until then"
     assert steps(eager) == [Revoked(at(0, 1))]
-    answer(eager, JoinGroup, joined(2))
-    answer(eager, SyncGroup, synced(1))
+    answer(eager, JoinGroupRequest, joined(2))
+    answer(eager, SyncGroupRequest, synced(1))
     assert steps(eager) == [Assigned(at(1))]
 
 
 def test_a_cooperative_member_revokes_what_moves_and_joins_again(cooperative: ClassicMember):
     stable(cooperative, 1, 0, 1)
-    answer(cooperative, Heartbeat, RebalanceInProgressError("join"), 3)
+    answer(cooperative, HeartbeatRequest, RebalanceInProgressError("join"), 3)
     assert steps(cooperative) == []
-    join = answer(cooperative, JoinGroup, joined(2))
-    assert isinstance(join, JoinGroup)
+    join = answer(cooperative, JoinGroupRequest, joined(2))
+    assert isinstance(join, JoinGroupRequest)
     assert set(decode_subscription(join.protocols[0].metadata).owned) == at(0, 1)
-    answer(cooperative, SyncGroup, synced(0))
+    answer(cooperative, SyncGroupRequest, synced(0))
     assert steps(cooperative) == [Revoked(at(1)), Assigned(at())]
-    join = answer(cooperative, JoinGroup, joined(3))
-    assert isinstance(join, JoinGroup)
+    join = answer(cooperative, JoinGroupRequest, joined(3))
+    assert isinstance(join, JoinGroupRequest)
     assert set(decode_subscription(join.protocols[0].metadata).owned) == at(0)
-    answer(cooperative, SyncGroup, synced(0, 2))
+    answer(cooperative, SyncGroupRequest, synced(0, 2))
     assert steps(cooperative) == [Assigned(at(2))]
     assert cooperative.state is State.STABLE
 
@@ -144,12 +146,12 @@ def test_a_cooperative_member_revokes_what_moves_and_joins_again(cooperative: Cl
 def test_a_generation_that_passed_without_the_member_takes_all_from_it(cooperative: ClassicMember):
     stable(cooperative, 1, 0, 1)
     hold = cooperative.hold(at(0))
-    answer(cooperative, Heartbeat, RebalanceInProgressError("join"), 3)
+    answer(cooperative, HeartbeatRequest, RebalanceInProgressError("join"), 3)
     assert steps(cooperative) == []
-    answer(cooperative, JoinGroup, joined(3))
+    answer(cooperative, JoinGroupRequest, joined(3))
     with pytest.raises(CommitFailedError, match="t-0 are not assigned"):
         cooperative.identity_of(hold)
-    answer(cooperative, SyncGroup, synced(0))
+    answer(cooperative, SyncGroupRequest, synced(0))
     assert steps(cooperative) == [Lost(at(0, 1)), Assigned(at(0))]
     assert cooperative.identity_of(cooperative.hold(at(0))).generation == 3
     with pytest.raises(CommitFailedError):
@@ -160,37 +162,37 @@ def test_a_generation_that_passed_without_the_member_takes_all_from_it(cooperati
 def test_a_member_that_is_out_loses_everything_and_joins_after_a_poll(cooperative: ClassicMember, error: Exception):
     stable(cooperative, 1, 0, 1)
     hold = cooperative.hold(at(0))
-    answer(cooperative, Heartbeat, error, 3)
+    answer(cooperative, HeartbeatRequest, error, 3)
     with pytest.raises(CommitFailedError, match="t-0"):
         cooperative.identity_of(hold)
     with pytest.raises(CommitFailedError):
         cooperative.hold(at(1))
     assert cooperative.next(4) == math.inf
     assert steps(cooperative) == [Lost(at(0, 1))]
-    join = answer(cooperative, JoinGroup, joined(7))
-    assert isinstance(join, JoinGroup)
+    join = answer(cooperative, JoinGroupRequest, joined(7))
+    assert isinstance(join, JoinGroupRequest)
     assert decode_subscription(join.protocols[0].metadata).owned == ()
 
 
 def test_a_member_that_does_not_poll_leaves(eager: ClassicMember):
     stable(eager, 1, 0)
     eager.end_poll(10)
-    answer(eager, Heartbeat, None, 300)
+    answer(eager, HeartbeatRequest, None, 300)
     assert eager.next(302) == pytest.approx(1)
-    answer(eager, Heartbeat, None, 308)
+    answer(eager, HeartbeatRequest, None, 308)
     assert eager.next(309) == pytest.approx(1)
-    answer(eager, LeaveGroup, None, 310)
+    answer(eager, LeaveGroupRequest, None, 310)
     assert eager.next(1_000) == math.inf
     eager.begin_poll()
     assert steps(eager) == [Lost(at(0))]
-    answer(eager, JoinGroup, joined(3), 1_000)
+    answer(eager, JoinGroupRequest, joined(3), 1_000)
 
 
 def test_inside_poll_no_time_passes(eager: ClassicMember):
     stable(eager, 1, 0)
     eager.end_poll(10)
     eager.begin_poll()
-    assert isinstance(eager.next(10_000), Heartbeat)
+    assert isinstance(eager.next(10_000), HeartbeatRequest)
 
 
 def test_a_static_member_says_nothing_when_it_goes():
@@ -203,7 +205,7 @@ def test_a_static_member_says_nothing_when_it_goes():
 
 def test_a_fenced_name_is_told_for_ever(eager: ClassicMember):
     stable(eager, 1, 0)
-    answer(eager, Heartbeat, FencedInstanceIdError("another"), 3)
+    answer(eager, HeartbeatRequest, FencedInstanceIdError("another"), 3)
     step = eager.step()
     assert step == Lost(at(0))
     eager.done(step)
@@ -215,13 +217,13 @@ def test_a_fenced_name_is_told_for_ever(eager: ClassicMember):
 
 def test_a_refusal_is_told_once_and_the_next_poll_tries_again(eager: ClassicMember):
     assert steps(eager) == []
-    answer(eager, JoinGroup, GroupMaxSizeReachedError("full"))
+    answer(eager, JoinGroupRequest, GroupMaxSizeReachedError("full"))
     assert eager.wants_poll
     with pytest.raises(GroupMaxSizeReachedError):
         eager.step()
     assert eager.next(0) == math.inf
     assert eager.step() is None
-    answer(eager, JoinGroup, joined(1))
+    answer(eager, JoinGroupRequest, joined(1))
 
 
 def test_a_store_that_is_away_is_asked_again_and_told_after_a_while(eager: ClassicMember):
@@ -238,20 +240,20 @@ def test_a_store_that_is_away_is_asked_again_and_told_after_a_while(eager: Class
     with pytest.raises(NetworkError):
         eager.step()
     assert eager.step() is None
-    answer(eager, JoinGroup, joined(1), now + 2)
+    answer(eager, JoinGroupRequest, joined(1), now + 2)
 
 
 def test_the_leader_assigns_and_notices_new_partitions(eager: ClassicMember):
     assert steps(eager) == []
     join = eager.next(0)
-    assert isinstance(join, JoinGroup)
+    assert isinstance(join, JoinGroupRequest)
     metadata = join.protocols[0].metadata
     members = (JoinedMember(ME, None, metadata), JoinedMember("other", None, metadata))
-    eager.answered(join, JoinedGroup(1, ME, ME, "range", False, members), 0)
+    eager.answered(join, JoinedGroup(1, ME, ME, "consumer", "range", False, members), 0)
     asked = answer(eager, PartitionCounts, {"t": 4})
     assert asked == PartitionCounts(frozenset({"t"}))
-    sync = answer(eager, SyncGroup, synced(0, 1))
-    assert isinstance(sync, SyncGroup)
+    sync = answer(eager, SyncGroupRequest, synced(0, 1))
+    assert isinstance(sync, SyncGroupRequest)
     sent = {each.member_id: decode_assignment(each.assignment).partitions for each in sync.assignments}
     assert {member: set(partitions) for member, partitions in sent.items()} == {ME: at(0, 1), "other": at(2, 3)}
     assert steps(eager) == [Assigned(at(0, 1))]
@@ -259,7 +261,7 @@ def test_the_leader_assigns_and_notices_new_partitions(eager: ClassicMember):
     assert eager.state is State.STABLE
     eager.found_topics(frozenset({"t"}), {"t": 5})
     assert steps(eager) == [Revoked(at(0, 1))]
-    assert isinstance(eager.next(0), JoinGroup)
+    assert isinstance(eager.next(0), JoinGroupRequest)
 
 
 @pytest.mark.parametrize("counts", [{"t": 4}, {"t": 5}, {"t": 4, "former": 1}, None])
@@ -272,18 +274,22 @@ def test_a_static_leader_that_comes_back_notices_partitions_that_came_meanwhile(
     first, back = (ClassicMember(options("range", instance_id="static")) for _ in range(2))
     assert steps(first) == []
     join = first.next(0)
-    assert isinstance(join, JoinGroup)
+    assert isinstance(join, JoinGroupRequest)
     members = (JoinedMember(ME, "static", join.protocols[0].metadata),)
-    first.answered(join, JoinedGroup(1, ME, ME, "range", False, members), 0)
+    first.answered(join, JoinedGroup(1, ME, ME, "consumer", "range", False, members), 0)
     answer(first, PartitionCounts, counts or {"t": 4})
-    sync = answer(first, SyncGroup, synced())
-    assert isinstance(sync, SyncGroup)
+    sync = answer(first, SyncGroupRequest, synced())
+    assert isinstance(sync, SyncGroupRequest)
     (its,) = sync.assignments
     assert steps(back) == []
-    answer(back, JoinGroup, JoinedGroup(1, ME, ME, "range", True, members))
+    answer(back, JoinGroupRequest, JoinedGroup(1, ME, ME, "consumer", "range", True, members))
     answer(back, PartitionCounts, {"t": 4})
-    sync = answer(back, SyncGroup, SyncedGroup(its.assignment if counts else encode_assignment(Assignment((), b"x"))))
-    assert isinstance(sync, SyncGroup)
+    sync = answer(
+        back,
+        SyncGroupRequest,
+        SyncedGroup("consumer", "range", its.assignment if counts else encode_assignment(Assignment((), b"x"))),
+    )
+    assert isinstance(sync, SyncGroupRequest)
     assert sync.assignments == ()
     steps(back)
     back.found_topics(frozenset({"t"}), {"t": 4})
@@ -292,19 +298,19 @@ def test_a_static_leader_that_comes_back_notices_partitions_that_came_meanwhile(
 
 def test_a_rebalance_during_a_rebalance_is_joined_at_its_end(eager: ClassicMember):
     assert steps(eager) == []
-    answer(eager, JoinGroup, joined(1))
-    answer(eager, SyncGroup, RebalanceInProgressError("again"))
-    answer(eager, JoinGroup, joined(2), 5)
-    answer(eager, SyncGroup, synced(0), 5)
-    answer(eager, Heartbeat, RebalanceInProgressError("again"), 8)
+    answer(eager, JoinGroupRequest, joined(1))
+    answer(eager, SyncGroupRequest, RebalanceInProgressError("again"))
+    answer(eager, JoinGroupRequest, joined(2), 5)
+    answer(eager, SyncGroupRequest, synced(0), 5)
+    answer(eager, HeartbeatRequest, RebalanceInProgressError("again"), 8)
     assert steps(eager) == [Assigned(at(0)), Revoked(at(0))]
-    assert isinstance(eager.next(9), JoinGroup)
+    assert isinstance(eager.next(9), JoinGroupRequest)
 
 
 def test_an_answer_after_the_end_of_the_membership_counts_for_nothing(eager: ClassicMember):
     stable(eager, 1, 0)
     beat = eager.next(3)
-    assert isinstance(beat, Heartbeat)
+    assert isinstance(beat, HeartbeatRequest)
     assert eager.identity is not None
     eager.refused(eager.identity, UnknownMemberIdError("gone"))
     assert steps(eager) == [Lost(at(0))]
@@ -318,10 +324,10 @@ def test_a_commit_of_what_came_back_is_another(cooperative: ClassicMember):
     hold = cooperative.hold(at(1))
     for generation, numbers in ((2, (0,)), (3, (0, 1))):
         if generation == 2:
-            answer(cooperative, Heartbeat, RebalanceInProgressError("join"), 3)
+            answer(cooperative, HeartbeatRequest, RebalanceInProgressError("join"), 3)
         steps(cooperative)
-        answer(cooperative, JoinGroup, joined(generation), 3)
-        answer(cooperative, SyncGroup, synced(*numbers), 3)
+        answer(cooperative, JoinGroupRequest, joined(generation), 3)
+        answer(cooperative, SyncGroupRequest, synced(*numbers), 3)
         steps(cooperative)
     assert cooperative.owned.keys() == at(0, 1)
     with pytest.raises(CommitFailedError, match="t-1"):
@@ -332,18 +338,18 @@ def test_a_commit_of_what_came_back_is_another(cooperative: ClassicMember):
 # ---- consumer protocol ----------------------------------------------------------------------------------------------
 
 
-def told(epoch: int, *numbers: int, topic_id: str = "id") -> ConsumerHeartbeatAnswer:
-    return ConsumerHeartbeatAnswer(epoch, 5_000, tuple(AssignedPartition("t", topic_id, n) for n in numbers))
+def told(epoch: int, *numbers: int, topic_id: UUID = ID) -> ConsumerGroupHeartbeat:
+    return ConsumerGroupHeartbeat(ME, epoch, 5_000, tuple(AssignedPartition("t", topic_id, n) for n in numbers))
 
 
-AS_BEFORE = ConsumerHeartbeatAnswer(5, 5_000, None)
+AS_BEFORE = ConsumerGroupHeartbeat(ME, 5, 5_000, None)
 
 
 @pytest.fixture
 def modern() -> ConsumerMember:
     member = ConsumerMember(options("uniform"))
     assert steps(member) == []
-    answer(member, ConsumerHeartbeat, told(5, 0, 1))
+    answer(member, ConsumerGroupHeartbeatRequest, told(5, 0, 1))
     assert steps(member) == [Assigned(at(0, 1))]
     return member
 
@@ -351,7 +357,7 @@ def modern() -> ConsumerMember:
 def test_joining_tells_everything():
     member = ConsumerMember(options("uniform"))
     assert steps(member) == []
-    assert member.next(0) == ConsumerHeartbeat(
+    assert member.next(0) == ConsumerGroupHeartbeatRequest(
         member_id=ME,
         member_epoch=0,
         rebalance_timeout_ms=300_000,
@@ -364,30 +370,32 @@ def test_joining_tells_everything():
 
 
 def test_what_is_revoked_is_acknowledged_at_once(modern: ConsumerMember):
-    beat = answer(modern, ConsumerHeartbeat, told(5, 0), 5)
-    assert beat == ConsumerHeartbeat(
-        member_id=ME, member_epoch=5, owned=(OwnedPartition("id", 0), OwnedPartition("id", 1)), since_poll_ms=0
+    beat = answer(modern, ConsumerGroupHeartbeatRequest, told(5, 0), 5)
+    assert beat == ConsumerGroupHeartbeatRequest(
+        member_id=ME, member_epoch=5, owned=(OwnedPartition(ID, 0), OwnedPartition(ID, 1)), since_poll_ms=0
     )
     assert modern.next(5) == 5, "before the revocation nothing is acknowledged"
     assert steps(modern) == [Revoked(at(1)), Assigned(at())]
-    beat = answer(modern, ConsumerHeartbeat, AS_BEFORE, 5)
-    assert beat == ConsumerHeartbeat(member_id=ME, member_epoch=5, owned=(OwnedPartition("id", 0),), since_poll_ms=0)
+    beat = answer(modern, ConsumerGroupHeartbeatRequest, AS_BEFORE, 5)
+    assert beat == ConsumerGroupHeartbeatRequest(
+        member_id=ME, member_epoch=5, owned=(OwnedPartition(ID, 0),), since_poll_ms=0
+    )
     assert modern.next(6) == 4
-    assert answer(modern, ConsumerHeartbeat, AS_BEFORE, 10) == ConsumerHeartbeat(
+    assert answer(modern, ConsumerGroupHeartbeatRequest, AS_BEFORE, 10) == ConsumerGroupHeartbeatRequest(
         member_id=ME, member_epoch=5, since_poll_ms=0
     )
 
 
 def test_a_topic_that_was_made_again_is_another(modern: ConsumerMember):
-    answer(modern, ConsumerHeartbeat, told(6, 0, topic_id="new"), 5)
+    answer(modern, ConsumerGroupHeartbeatRequest, told(6, 0, topic_id=NEW_ID), 5)
     assert steps(modern) == [Revoked(at(0, 1)), Assigned(at(0))]
-    assert modern.owned == {TopicPartition("t", 0): "new"}
+    assert modern.owned == {TopicPartition("t", 0): str(NEW_ID)}
 
 
 def test_after_a_lost_answer_everything_is_told_again(modern: ConsumerMember):
-    answer(modern, ConsumerHeartbeat, NetworkError("broken"), 5)
+    answer(modern, ConsumerGroupHeartbeatRequest, NetworkError("broken"), 5)
     again = modern.next(8)
-    assert isinstance(again, ConsumerHeartbeat)
+    assert isinstance(again, ConsumerGroupHeartbeatRequest)
     assert (again.member_epoch, again.rebalance_timeout_ms, again.subscribed_topics) == (5, 300_000, ("t",))
     assert again.owned is not None
     assert len(again.owned) == 2
@@ -395,36 +403,36 @@ def test_after_a_lost_answer_everything_is_told_again(modern: ConsumerMember):
 
 @pytest.mark.parametrize("error", [UnknownMemberIdError("gone"), FencedMemberEpochError("old")])
 def test_a_fenced_member_gives_up_before_it_joins_again(modern: ConsumerMember, error: Exception):
-    answer(modern, ConsumerHeartbeat, error, 5)
+    answer(modern, ConsumerGroupHeartbeatRequest, error, 5)
     assert modern.next(9) == math.inf
     with pytest.raises(CommitFailedError):
         modern.hold(at(0))
     assert steps(modern) == [Lost(at(0, 1))]
     join = modern.next(9)
-    assert isinstance(join, ConsumerHeartbeat)
+    assert isinstance(join, ConsumerGroupHeartbeatRequest)
     assert (join.member_epoch, join.owned) == (0, ())
 
 
 def test_a_target_that_comes_during_the_listener_is_taken_next(modern: ConsumerMember):
-    answer(modern, ConsumerHeartbeat, told(6, 0, 1, 2), 5)
+    answer(modern, ConsumerGroupHeartbeatRequest, told(6, 0, 1, 2), 5)
     step = modern.step()
     assert step == Assigned(at(2))
-    answer(modern, ConsumerHeartbeat, told(7, 0), 10)
+    answer(modern, ConsumerGroupHeartbeatRequest, told(7, 0), 10)
     modern.done(step)
     assert steps(modern) == [Revoked(at(1, 2)), Assigned(at())]
 
 
 def test_the_revocation_of_what_no_heartbeat_told_of_is_acknowledged(modern: ConsumerMember):
     """Send the owned partitions: otherwise the store waits until the rebalance timeout, and fences the member."""
-    answer(modern, ConsumerHeartbeat, told(6, 0, 1, 2), 5)
+    answer(modern, ConsumerGroupHeartbeatRequest, told(6, 0, 1, 2), 5)
     step = modern.step()
     assert step == Assigned(at(2))
-    answer(modern, ConsumerHeartbeat, told(6, 0, 1), 10)
+    answer(modern, ConsumerGroupHeartbeatRequest, told(6, 0, 1), 10)
     modern.done(step)
     assert steps(modern) == [Revoked(at(2)), Assigned(at())]
-    beat = answer(modern, ConsumerHeartbeat, AS_BEFORE, 10)
-    assert beat == ConsumerHeartbeat(
-        member_id=ME, member_epoch=6, owned=(OwnedPartition("id", 0), OwnedPartition("id", 1)), since_poll_ms=0
+    beat = answer(modern, ConsumerGroupHeartbeatRequest, AS_BEFORE, 10)
+    assert beat == ConsumerGroupHeartbeatRequest(
+        member_id=ME, member_epoch=6, owned=(OwnedPartition(ID, 0), OwnedPartition(ID, 1)), since_poll_ms=0
     )
 
 
@@ -434,5 +442,5 @@ def test_leaving_is_an_epoch(instance_id: str | None, epoch: int):
     assert member.farewell("") is None
     assert steps(member) == []
     farewell = member.farewell("")
-    assert isinstance(farewell, ConsumerHeartbeat)
+    assert isinstance(farewell, ConsumerGroupHeartbeatRequest)
     assert (farewell.member_epoch, farewell.group_instance_id) == (epoch, instance_id)

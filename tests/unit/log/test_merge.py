@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logstore.delta.snapshot import PartitionState, SegmentFile
-from logstore.log.merging import FACTOR, NEWEST_KEPT, count_small, plan_merge
+from logstore.log.merge import FACTOR, NEWEST_KEPT, count_small, plan_merge
 from logstore.segments.names import segment_name
 from logstore.topic_config import TopicConfig
 

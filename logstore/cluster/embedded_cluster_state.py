@@ -1,4 +1,4 @@
-"""The coordinator of one node: one broker leads everything and needs no other process. Its state is in two small
+"""The cluster state of one node: one broker leads everything and needs no other process. Its state is in two small
 files.
 """
 
@@ -12,7 +12,7 @@ from uuid import UUID
 import structlog
 
 from logstore.cluster import checked_file
-from logstore.cluster.coordinator import (
+from logstore.cluster.cluster_state import (
     NO_PARTITION,
     BrokerEndpoint,
     Elected,
@@ -49,7 +49,7 @@ _OLDER_VERSIONS = (1,)
 _GIVE_UP_CLUSTER = "remove it: the cluster then gets a new id"
 
 
-class EmbeddedCoordinator:
+class EmbeddedClusterState:
     """One broker leads everything. Its leader epoch counts its starts, so that each start fences the one before.
 
     It holds the lock of the data directory. Files: ``<data>/cluster.json`` (cluster id, format version),

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from logstore.clock import Clock, SystemClock
 from logstore.cluster import znodes
-from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
-from logstore.cluster.coordinator import (
+from logstore.cluster.alter_partition_manager import AlterPartitionManager
+from logstore.cluster.cluster_state import (
     NO_PARTITION,
     BrokerEndpoint,
     Elected,
@@ -33,9 +33,9 @@ from logstore.cluster.coordinator import (
     RegisteredTopic,
     TopicListener,
 )
+from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
 from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.log_directory import REPLICAS_ARE_COPIED, DirectoryRecord
-from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.producer_ids import ProducerIdBlocks
 from logstore.cluster.reconcile import Policy, Preferred
 from logstore.cluster.registration import Registration
@@ -57,7 +57,7 @@ _RETRY_S: Final = 0.2
 _TELL_S: Final = 2.0
 
 
-class ZooKeeperCoordinator:
+class ZooKeeperClusterState:
     """``connect`` is ``zookeeper.connect``, ``data`` the directory that all brokers share, ``log_directory`` this
     broker's own. ``url`` and ``peer`` (host:port) are the addresses for clients and for brokers.
 
@@ -104,7 +104,7 @@ class ZooKeeperCoordinator:
             is_registered=lambda: self._is_registered,
             imbalance_check_interval_s=imbalance_check_interval_s,
         )
-        self._changes = PartitionChanges(zookeeper, self._watched, broker_id)
+        self._changes = AlterPartitionManager(zookeeper, self._watched, broker_id)
         self._producer_ids = ProducerIdBlocks(zookeeper)
         self._producer_ids_begin = 0
         self._table_locks = TableLocks(zookeeper, broker_id)
@@ -127,7 +127,7 @@ class ZooKeeperCoordinator:
         kafka: str | None = None,
         clock: Clock | None = None,
         make_client: MakeClient = kazoo_client,
-    ) -> "ZooKeeperCoordinator":
+    ) -> "ZooKeeperClusterState":
         """Make one from the settings of a broker with ``zookeeper.connect``. Raises InvalidConfigError."""
         assert settings.zookeeper_connect is not None
         return cls(

@@ -19,7 +19,7 @@ alone. Where retention counts the age of files, or compaction waits for an age, 
 window of a tenth of that time. Once a newer window has begun, all files of an older one are joined, whatever their
 tiers.
 
-Invariants (tests/unit/log/test_merging.py has them as properties):
+Invariants (tests/unit/log/test_merge.py has them as properties):
 
 * A record is rewritten at most once for each tier between its first file and its last one, once more if small files
   stood in front of its own, and once more when its window ends. A partition whose narrowest roll has one record and
@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from logstore.delta.preconditions import RewritePart
 from logstore.delta.snapshot import PartitionState, SegmentFile
-from logstore.segments.joining import Source, WriteTask
+from logstore.segments.merge import Source, WriteTask
 from logstore.segments.names import known_segment_name
 from logstore.segments.writer import Segment
 from logstore.topic_config import TopicConfig

@@ -1,7 +1,7 @@
 import asyncio
 from typing import Any
 
-from ingest_api.answers import RecordsResponse
+from ingest_api.record_responses import RecordsResponse
 from logstore.broker.admission import InFlightBytes
 
 

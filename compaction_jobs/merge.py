@@ -1,5 +1,5 @@
 """Merge: many small segments of a partition become few of ``merge.target.bytes``, by the rule of
-``logstore.log.merging``. A store merges continuously by itself; the job is for a backlog.
+``logstore.log.merge``. A store merges continuously by itself; the job is for a backlog.
 
 Every commit replaces adjacent segments by one with the same records and the same range (``dataChange=false``). A small
 backlog is joined in this process, a large one by Spark, with the same function to write a segment. A killed job leaves
@@ -19,8 +19,8 @@ from compaction_jobs.waiting import merge_waits
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError, StorageError
 from logstore.limits import GIB, MIB
-from logstore.log.merging import MERGE, MergeGroup, merge_parts, merge_task, plan_merge
-from logstore.segments.joining import WriteTask, Written, write_here
+from logstore.log.merge import MERGE, MergeGroup, merge_parts, merge_task, plan_merge
+from logstore.segments.merge import WriteTask, Written, write_here
 from logstore.table_files import TableFiles
 from logstore.threads import threads
 

@@ -1,29 +1,30 @@
 """Consumer groups, as REST Proxy v3 gives them. A consumer is a member of the group."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from msgspec import Meta
 
-from ingest_api.schemas.administration import Link, ListMetadata, ResourceMetadata
-from ingest_api.schemas.base import Answer, Int32, Int64
+from logstore.protocol.messages.administration import Link, ListMetadata, ResourceMetadata
+from logstore.protocol.messages.base import Int32, Int64, Response
 
 _HOST = "http://127.0.0.1:8082"
 _GROUP = f"{_HOST}/v3/clusters/c-1/consumer-groups/billing"
 _CONSUMER = "ac0b5cf5-4f3c-4b4b-8d3f-0d4f8f0f6c3a"
 
 
-def _metadata(path: str, names: str) -> JsonValue:
+def _metadata(path: str, names: str) -> dict[str, str]:
     return {"self": f"{_GROUP}{path}", "resource_name": f"crn:///kafka=c-1/consumer-group=billing{names}"}
 
 
-def _example(**fields: JsonValue) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"examples": [fields]})
+def _example(**fields: Any) -> Sequence[Mapping[str, Any]]:
+    return (fields,)
 
 
-class ConsumerGroup(Answer):
+class ConsumerGroup(Response, frozen=True, kw_only=True):
     """A simple group has committed offsets, and never had a member."""
 
-    model_config = _example(
+    examples = _example(
         kind="KafkaConsumerGroup",
         metadata=_metadata("", ""),
         cluster_id="c-1",
@@ -43,23 +44,23 @@ class ConsumerGroup(Answer):
     cluster_id: str
     consumer_group_id: str
     is_simple: bool
-    partition_assignor: str = Field(description="Empty while there is none.")
+    partition_assignor: Annotated[str, Meta(description="Empty while there is none.")]
     state: Literal["PREPARING_REBALANCE", "COMPLETING_REBALANCE", "ASSIGNING", "RECONCILING", "STABLE", "EMPTY", "DEAD"]
     type: Literal["CLASSIC", "CONSUMER"]
-    is_mixed_consumer_group: Literal[False] = Field(False, description="All members have the same protocol.")
+    is_mixed_consumer_group: Annotated[Literal[False], Meta(description="All members have the same protocol.")] = False
     coordinator: Link
     consumers: Link
     lag_summary: Link
 
 
-class ConsumerGroupList(Answer):
+class ConsumerGroupList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaConsumerGroupList"] = "KafkaConsumerGroupList"
     metadata: ListMetadata
-    data: list[ConsumerGroup]
+    data: tuple[ConsumerGroup, ...]
 
 
-class Consumer(Answer):
-    model_config = _example(
+class Consumer(Response, frozen=True, kw_only=True):
+    examples = _example(
         kind="KafkaConsumer",
         metadata=_metadata(f"/consumers/{_CONSUMER}", f"/consumer={_CONSUMER}"),
         cluster_id="c-1",
@@ -75,19 +76,19 @@ class Consumer(Answer):
     cluster_id: str
     consumer_group_id: str
     consumer_id: str
-    instance_id: str | None = Field(description="`group.instance.id` of a static member.")
+    instance_id: Annotated[str | None, Meta(description="`group.instance.id` of a static member.")]
     client_id: str
     assignments: Link
 
 
-class ConsumerList(Answer):
+class ConsumerList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaConsumerList"] = "KafkaConsumerList"
     metadata: ListMetadata
-    data: list[Consumer]
+    data: tuple[Consumer, ...]
 
 
-class ConsumerAssignment(Answer):
-    model_config = _example(
+class ConsumerAssignment(Response, frozen=True, kw_only=True):
+    examples = _example(
         kind="KafkaConsumerAssignment",
         metadata=_metadata(
             f"/consumers/{_CONSUMER}/assignments/orders/partitions/0",
@@ -113,18 +114,18 @@ class ConsumerAssignment(Answer):
     lag: Link
 
 
-class ConsumerAssignmentList(Answer):
+class ConsumerAssignmentList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaConsumerAssignmentList"] = "KafkaConsumerAssignmentList"
     metadata: ListMetadata
-    data: list[ConsumerAssignment]
+    data: tuple[ConsumerAssignment, ...]
 
 
-class ConsumerLag(Answer):
+class ConsumerLag(Response, frozen=True, kw_only=True):
     """`lag` = `log_end_offset` - `current_offset`. `consumer_id` and `client_id` are empty where nobody reads the
     partition.
     """
 
-    model_config = _example(
+    examples = _example(
         kind="KafkaConsumerLag",
         metadata=_metadata("/lags/orders/partitions/0", "/lag=orders/partition=0"),
         cluster_id="c-1",
@@ -148,25 +149,25 @@ class ConsumerLag(Answer):
     consumer_id: str
     instance_id: str | None
     client_id: str
-    current_offset: Int64 = Field(description="The committed offset; without one, the log start offset.")
-    log_end_offset: Int64 = Field(description="The high watermark.")
+    current_offset: Annotated[Int64, Meta(description="The committed offset; without one, the log start offset.")]
+    log_end_offset: Annotated[Int64, Meta(description="The high watermark.")]
     lag: Int64
 
 
-class ConsumerLagList(Answer):
+class ConsumerLagList(Response, frozen=True, kw_only=True):
     """All partitions of the topics that the group has committed to or reads, the largest lag first."""
 
     kind: Literal["KafkaConsumerLagList"] = "KafkaConsumerLagList"
     metadata: ListMetadata
-    data: list[ConsumerLag]
+    data: tuple[ConsumerLag, ...]
 
 
-class ConsumerGroupLagSummary(Answer):
+class ConsumerGroupLagSummary(Response, frozen=True, kw_only=True):
     """The lag of the group, and the partition that is furthest behind. Where nobody reads that one, `max_lag_consumer`
     leads to the list of consumers.
     """
 
-    model_config = _example(
+    examples = _example(
         kind="KafkaConsumerGroupLagSummary",
         metadata=_metadata("/lag-summary", "/lag-summary"),
         cluster_id="c-1",

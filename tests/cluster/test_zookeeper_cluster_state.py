@@ -7,8 +7,8 @@ import uuid
 import pytest
 from msgspec.structs import replace
 
-from logstore.cluster import partition_changes, znodes
-from logstore.cluster.coordinator import ElectionType, KnownTopic
+from logstore.cluster import alter_partition_manager, znodes
+from logstore.cluster.cluster_state import ElectionType, KnownTopic
 from logstore.cluster.reconcile import Policy, Preferred, TopicWrite
 from logstore.cluster.znodes import NO_LEADER, ControllerEpoch
 from logstore.errors import (
@@ -226,7 +226,7 @@ async def test_c11_a_leader_ends_its_recovery(brokers: Brokers):
 
 
 async def test_a_change_without_zookeeper_is_open(brokers: Brokers, monkeypatch):
-    monkeypatch.setattr(partition_changes, "LINGER_S", 0.5)
+    monkeypatch.setattr(alter_partition_manager, "LINGER_S", 0.5)
     leader, topic_id, seen = await led(brokers)
     asking = asyncio.create_task(leader.alter_partition(topic_id, 0, seen, [seen.leader], broker_epochs={}))
     await asyncio.sleep(0.1)

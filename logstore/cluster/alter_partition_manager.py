@@ -14,7 +14,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster import znodes
-from logstore.cluster.coordinator import PartitionState
+from logstore.cluster.cluster_state import PartitionState
 from logstore.cluster.view import ClusterView, TopicNode, WatchedView
 from logstore.cluster.znodes import PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import Check, MultiRefusedError, Operation, Write, ZooKeeper
@@ -75,7 +75,7 @@ class _Change:
         return [broker_id for broker_id in self.isr if broker_id not in self.seen.in_sync_replicas]
 
 
-class PartitionChanges:
+class AlterPartitionManager:
     def __init__(self, zookeeper: ZooKeeper, watched: WatchedView, broker_id: int) -> None:
         self._zookeeper = zookeeper
         self._watched = watched
@@ -97,7 +97,7 @@ class PartitionChanges:
         *,
         recovering: bool,
     ) -> PartitionState:
-        """Change a partition as ``Coordinator.alter_partition`` says."""
+        """Change a partition as ``ClusterState.alter_partition`` says."""
         waiting = self._waiting.setdefault(topic, {})
         if partition in waiting:
             # The other change is written within this time. Without the pause the leader would ask again and again until

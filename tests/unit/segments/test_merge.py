@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.transactions import Marker, OpenTransaction
-from logstore.segments.joining import Source, WriteTask, join_cleanings, write_segment
+from logstore.segments.merge import Source, WriteTask, join_cleanings, write_segment
 from logstore.segments.offset_ranges import join_ranges
 from logstore.segments.reader import read_footer, read_row_group, verify_segment
 from logstore.segments.writer import Segment, SegmentWriter

@@ -11,14 +11,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from compaction_jobs import segment_merge
+from compaction_jobs import merge
 from compaction_jobs.jobs import run_job, topics_of
 from compaction_jobs.report import _why_nothing
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError
 from logstore.log.history import history_gaps
-from logstore.log.merging import NEWEST_KEPT
+from logstore.log.merge import NEWEST_KEPT
 from logstore.segments.names import parse_segment_name
 from logstore.table_files import TableFiles, open_table
 from logstore.table_root import open_root
@@ -137,7 +137,7 @@ def test_a_roll_and_a_retention_between_plan_and_commit(tmp_path):
 
     filesystem.at("job.written", others, lambda: None, lambda: None)
     with job_context(NOW_MS) as context:
-        report = segment_merge.run(context, job)
+        report = merge.run(context, job)
     assert report.partitions == (0, 1)
     assert list(topic.contents(0)) == list(range(3, 37))
     assert topic.contents(1) == kept
@@ -152,7 +152,7 @@ def test_a_second_run_of_the_job_leaves_the_topic_to_the_first(tmp_path):
     others = []
     filesystem.at("job.written", lambda: others.append(merged(topic)), lambda: None)
     with job_context(NOW_MS) as context:
-        report = segment_merge.run(context, job)
+        report = merge.run(context, job)
     assert report.partitions == (0,)
     assert [(other.busy, other.partitions) for other in others] == [(True, ())]
 
@@ -165,7 +165,7 @@ def test_of_two_merges_at_once_one_wins(tmp_path, monkeypatch):
     job, filesystem = hooked(topic)
     filesystem.at("job.written", lambda: merged(topic), lambda: None)
     with job_context(NOW_MS) as context:
-        report = segment_merge.run(context, job)
+        report = merge.run(context, job)
     assert (report.partitions, report.versions) == ((), ())
     assert topic.contents() == before
     assert len(topic.table.snapshot().segments(0)) == 1 + NEWEST_KEPT

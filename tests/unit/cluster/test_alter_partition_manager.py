@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from logstore.cluster.partition_changes import LINGER_S, PartitionChanges
+from logstore.cluster.alter_partition_manager import LINGER_S, AlterPartitionManager
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import Operation
@@ -53,7 +53,7 @@ def test_a_change_that_was_done_and_not_read_is_read_before_it_is_tried_again() 
 
     async def scenario() -> None:
         zookeeper: Any = ZooKeeper()
-        changes = PartitionChanges(zookeeper, zookeeper, 1)
+        changes = AlterPartitionManager(zookeeper, zookeeper, 1)
         with pytest.raises(ZooKeeperUnavailableError):
             await changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False)
         assert len(zookeeper.written) == 1
@@ -75,7 +75,7 @@ def test_a_change_behind_one_that_waits_is_refused_when_that_is_written() -> Non
 
     async def scenario() -> None:
         zookeeper: Any = ZooKeeper()
-        changes = PartitionChanges(zookeeper, zookeeper, 1)
+        changes = AlterPartitionManager(zookeeper, zookeeper, 1)
         first = asyncio.create_task(changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False))
         await asyncio.sleep(0)
         first.cancel()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from compaction_jobs import segment_merge
+from compaction_jobs import merge
 from compaction_jobs.jobs import run_job, topics_of
 from logstore.table_root import open_root
 from tests.support.job_context import job_context
@@ -17,7 +17,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def test_spark_joins_a_backlog_and_its_streams_see_no_row_again(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_merge, "LOCAL_BYTES_MAX", 0)
+    monkeypatch.setattr(merge, "LOCAL_BYTES_MAX", 0)
     topic = KeyedTopic.create(tmp_path, "events", 2)
     for at in range(12):
         topic.roll({p: [Record(b"%d" % at, b"v", NOW_MS + at)] * 3 for p in (0, 1)})

@@ -1,65 +1,67 @@
 """Clusters, topics and their configurations, as REST Proxy v3 gives them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic.json_schema import SkipJsonSchema
+from msgspec import Meta, field
 
-from ingest_api.schemas.base import Answer, Int32, Int64, Request
-from logstore.broker.configs import ConfigSource
+from logstore.protocol.messages.base import Int32, Int64, Query, Request, Response
+
+#: The layer that gives a configuration key its value.
+ConfigSource = Literal["DYNAMIC_TOPIC_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"]
 
 
-class ResourceMetadata(Answer):
+class ResourceMetadata(Response, frozen=True):
     self: str
     resource_name: str
 
 
-class ListMetadata(Answer):
+class ListMetadata(Response, frozen=True):
     """`next` is where the list goes on; null at its end. Lists that can be long come in pages."""
 
     self: str
     next: str | None = None
 
 
-class PageQuery(Request):
-    page_size: str | SkipJsonSchema[None] = Field(
-        None,
-        min_length=1,
-        description="How many entries at most, 1 to 1000 (default: 1000); lists by topic have whole topics.",
-        examples=["100"],
-    )
-    page_token: str | SkipJsonSchema[None] = Field(
-        None, min_length=1, description="As it stands in `next` of the page before."
-    )
+class PageQuery(Query, frozen=True):
+    page_size: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="How many entries at most, 1 to 1000 (default: 1000); lists by topic have whole topics.",
+            examples=["100"],
+        ),
+    ] = None
+    page_token: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="As it stands in `next` of the page before.")
+    ] = None
 
 
-class Link(Answer):
+class Link(Response, frozen=True):
     related: str
 
 
-class Cluster(Answer):
+class Cluster(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaCluster"] = "KafkaCluster"
     metadata: ResourceMetadata
     cluster_id: str
-    controller: Link | None = Field(description="The broker that decides who leads; null while there is none.")
+    controller: Annotated[Link | None, Meta(description="The broker that decides who leads; null while there is none.")]
     brokers: Link
     consumer_groups: Link
     topics: Link
     partition_reassignments: Link
 
 
-class ClusterList(Answer):
+class ClusterList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaClusterList"] = "KafkaClusterList"
     metadata: ListMetadata
-    data: list[Cluster]
+    data: tuple[Cluster, ...]
 
 
-class ClusterTopic(Answer):
+class ClusterTopic(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaTopic"] = "KafkaTopic"
     metadata: ResourceMetadata
     cluster_id: str
     topic_name: str
-    topic_id: str | None = Field(description="Null when the topic was only validated.")
+    topic_id: Annotated[str | None, Meta(description="Null when the topic was only validated.")]
     is_internal: bool
     replication_factor: int
     partitions_count: int
@@ -68,13 +70,13 @@ class ClusterTopic(Answer):
     partition_reassignments: Link
 
 
-class ClusterTopicList(Answer):
+class ClusterTopicList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaTopicList"] = "KafkaTopicList"
     metadata: ListMetadata
-    data: list[ClusterTopic]
+    data: tuple[ClusterTopic, ...]
 
 
-class ClusterBroker(Answer):
+class ClusterBroker(Response, frozen=True, kw_only=True):
     """`host` and `port` are where clients reach the broker; on one node those by which this request came."""
 
     kind: Literal["KafkaBroker"] = "KafkaBroker"
@@ -88,13 +90,13 @@ class ClusterBroker(Answer):
     partition_replicas: Link
 
 
-class ClusterBrokerList(Answer):
+class ClusterBrokerList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaBrokerList"] = "KafkaBrokerList"
     metadata: ListMetadata
-    data: list[ClusterBroker]
+    data: tuple[ClusterBroker, ...]
 
 
-class BrokerConfigEntry(Answer):
+class BrokerConfigEntry(Response, frozen=True, kw_only=True):
     """`value` is null for a setting without a value, and for a secret one (`is_sensitive`)."""
 
     kind: Literal["KafkaBrokerConfig"] = "KafkaBrokerConfig"
@@ -107,16 +109,16 @@ class BrokerConfigEntry(Answer):
     is_read_only: Literal[True] = True
     is_sensitive: bool
     source: ConfigSource
-    synonyms: list["ConfigSynonym"]
+    synonyms: tuple["ConfigSynonym", ...]
 
 
-class BrokerConfigList(Answer):
+class BrokerConfigList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaBrokerConfigList"] = "KafkaBrokerConfigList"
     metadata: ListMetadata
-    data: list[BrokerConfigEntry]
+    data: tuple[BrokerConfigEntry, ...]
 
 
-class ClusterPartition(Answer):
+class ClusterPartition(Response, frozen=True, kw_only=True):
     """`leader` is null while the partition has none."""
 
     kind: Literal["KafkaPartition"] = "KafkaPartition"
@@ -129,17 +131,19 @@ class ClusterPartition(Answer):
     reassignment: Link
 
 
-class ClusterPartitionList(Answer):
+class ClusterPartitionList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaPartitionList"] = "KafkaPartitionList"
     metadata: ListMetadata
-    data: list[ClusterPartition]
+    data: tuple[ClusterPartition, ...]
 
 
-class PartitionOffsetsQuery(Request):
-    offset_type: Literal["earliest_and_latest"] = Field("earliest_and_latest", description="There is this one.")
+class PartitionOffsetsQuery(Query, frozen=True):
+    offset_type: Annotated[Literal["earliest_and_latest"], Meta(description="There is this one.")] = (
+        "earliest_and_latest"
+    )
 
 
-class PartitionWithOffsets(Answer):
+class PartitionWithOffsets(Response, frozen=True, kw_only=True):
     """The log start offset and the high watermark."""
 
     kind: Literal["KafkaPartitionWithOffsets"] = "KafkaPartitionWithOffsets"
@@ -151,7 +155,7 @@ class PartitionWithOffsets(Answer):
     latest_offset: Int64
 
 
-class ClusterReplica(Answer):
+class ClusterReplica(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaReplica"] = "KafkaReplica"
     metadata: ResourceMetadata
     cluster_id: str
@@ -163,13 +167,13 @@ class ClusterReplica(Answer):
     broker: Link
 
 
-class ClusterReplicaList(Answer):
+class ClusterReplicaList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaReplicaList"] = "KafkaReplicaList"
     metadata: ListMetadata
-    data: list[ClusterReplica]
+    data: tuple[ClusterReplica, ...]
 
 
-class Reassignment(Answer):
+class Reassignment(Response, frozen=True, kw_only=True):
     """A partition whose replicas move from brokers to others."""
 
     kind: Literal["KafkaReassignment"] = "KafkaReassignment"
@@ -177,47 +181,47 @@ class Reassignment(Answer):
     cluster_id: str
     topic_name: str
     partition_id: Int32
-    adding_replicas: list[Int32]
-    removing_replicas: list[Int32]
+    adding_replicas: tuple[Int32, ...]
+    removing_replicas: tuple[Int32, ...]
     replicas: Link
 
 
-class ReassignRequest(Request):
+class ReassignRequest(Request, frozen=True):
     """Ids of brokers, the preferred leader first."""
 
-    replicas: list[int] = Field(min_length=1)
+    replicas: Annotated[tuple[int, ...], Meta(min_length=1)]
 
 
-class ReassignmentList(Answer):
+class ReassignmentList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaReassignmentList"] = "KafkaReassignmentList"
     metadata: ListMetadata
-    data: list[Reassignment]
+    data: tuple[Reassignment, ...]
 
 
-class ConfigEntry(Request):
+class ConfigEntry(Request, frozen=True):
     name: str
     value: str | None = None
 
 
-class CreateTopicRequest(Request):
+class CreateTopicRequest(Request, frozen=True):
     topic_name: str
     partitions_count: int | None = None
     replication_factor: int | None = None
-    configs: list[ConfigEntry] = Field(default_factory=list)
+    configs: list[ConfigEntry] = field(default_factory=list)
     validate_only: bool = False
 
 
-class UpdateTopicRequest(Request):
+class UpdateTopicRequest(Request, frozen=True):
     partitions_count: int
 
 
-class ConfigSynonym(Answer):
+class ConfigSynonym(Response, frozen=True):
     name: str
     value: str
     source: ConfigSource
 
 
-class TopicConfigEntry(Answer):
+class TopicConfigEntry(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaTopicConfig"] = "KafkaTopicConfig"
     metadata: ResourceMetadata
     cluster_id: str
@@ -228,16 +232,16 @@ class TopicConfigEntry(Answer):
     is_read_only: bool
     is_sensitive: bool
     source: ConfigSource
-    synonyms: list[ConfigSynonym]
+    synonyms: tuple[ConfigSynonym, ...]
 
 
-class TopicConfigList(Answer):
+class TopicConfigList(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaTopicConfigList"] = "KafkaTopicConfigList"
     metadata: ListMetadata
-    data: list[TopicConfigEntry]
+    data: tuple[TopicConfigEntry, ...]
 
 
-class ConfigChange(Request):
+class ConfigChange(Request, frozen=True):
     """`value` null, or operation DELETE, takes the key back to its default."""
 
     name: str
@@ -245,10 +249,10 @@ class ConfigChange(Request):
     operation: Literal["SET", "DELETE"] = "SET"
 
 
-class AlterConfigsRequest(Request):
-    data: list[ConfigChange] = Field(min_length=1)
+class AlterConfigsRequest(Request, frozen=True):
+    data: Annotated[tuple[ConfigChange, ...], Meta(min_length=1)]
     validate_only: bool = False
 
 
-class UpdateConfigRequest(Request):
+class UpdateConfigRequest(Request, frozen=True):
     value: str | None

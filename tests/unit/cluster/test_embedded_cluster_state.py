@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from logstore.cluster import checked_file
-from logstore.cluster.coordinator import BrokerEndpoint, KnownTopic, PartitionState
-from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.cluster.cluster_state import BrokerEndpoint, KnownTopic, PartitionState
+from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.errors import DataDirectoryError, IneligibleReplicaError
 from logstore.filesystem import FileSystem
 from logstore.journal.identity import FoundJournal, JournalIdentity
@@ -29,8 +29,8 @@ EMPTY = FoundJournal(Path("journal"), 0, None, is_empty=True)
 @contextlib.asynccontextmanager
 async def started(
     data: Path, found: FoundJournal = EMPTY, *, new_journal: bool = False
-) -> AsyncIterator[EmbeddedCoordinator]:
-    coordinator = EmbeddedCoordinator(data, 0, FileSystem(), new_journal=new_journal)
+) -> AsyncIterator[EmbeddedClusterState]:
+    coordinator = EmbeddedClusterState(data, 0, FileSystem(), new_journal=new_journal)
     await coordinator.start(lambda _: found)
     try:
         yield coordinator
@@ -47,7 +47,7 @@ async def elected(data: Path, above: int) -> int:
         return await leader_epoch(coordinator, above)
 
 
-async def leader_epoch(coordinator: EmbeddedCoordinator, above: int) -> int:
+async def leader_epoch(coordinator: EmbeddedClusterState, above: int) -> int:
     topic_id = uuid4()
     await coordinator.find_leaders([known(topic_id, above)])
     return coordinator.partition_state(topic_id, 0).leader_epoch
@@ -104,7 +104,7 @@ async def test_a_data_directory_has_one_coordinator_until_it_stops(tmp_path: Pat
         assert all(lock.held for lock in first.locks)
         await first.find_leaders([])
         with pytest.raises(DataDirectoryError, match="Another process is serving"):
-            await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start(lambda _: EMPTY)
+            await EmbeddedClusterState(tmp_path, 0, FileSystem()).start(lambda _: EMPTY)
     async with started(tmp_path) as second:
         assert second.cluster_id == first.cluster_id
 
@@ -147,7 +147,7 @@ async def test_a_directory_of_a_cluster_is_not_one_nodes(tmp_path: Path) -> None
     content = {"cluster_id": "c", "format_version": 2, "coordinator": "zookeeper"}
     (tmp_path / "cluster.json").write_bytes(checked_file.encode(content))
     with pytest.raises(DataDirectoryError, match=r"belongs to a cluster.*zookeeper\.connect"):
-        await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start(lambda _: EMPTY)
+        await EmbeddedClusterState(tmp_path, 0, FileSystem()).start(lambda _: EMPTY)
 
 
 async def test_one_node_is_its_own_controller_and_only_replica(tmp_path: Path) -> None:
@@ -256,6 +256,6 @@ async def test_a_start_that_is_refused_leaves_the_format_of_an_earlier_release(t
 
     before = files_of(tmp_path)
     with pytest.raises(DataDirectoryError, match="release that wrote it"):
-        await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start(refuse)
+        await EmbeddedClusterState(tmp_path, 0, FileSystem()).start(refuse)
     assert files_of(tmp_path) == before
     assert not (tmp_path / "brokers").exists()

@@ -1,9 +1,9 @@
-"""The coordinator: the leader of each partition with its epoch, the replicas, and the id of the cluster.
+"""The state of the cluster: the leader of each partition with its epoch, the replicas, and the cluster's id.
 
-``Coordinator`` is the seam: a view of all partitions, and events when it changes. A broker reports its topics, and
+``ClusterState`` is the seam: a view of all partitions, and events when it changes. A broker reports its topics, and
 becomes a partition's leader when an event says so, and only then. Methods that may have to ask other processes are
-asynchronous; the others read the coordinator's own view. ``EmbeddedCoordinator`` serves one node,
-``ZooKeeperCoordinator`` a broker of a cluster; both emit the same events.
+asynchronous; the others read the broker's own view. ``EmbeddedClusterState`` serves one node,
+``ZooKeeperClusterState`` a broker of a cluster; both emit the same events.
 """
 
 import enum
@@ -63,7 +63,7 @@ NO_PARTITION: Final = PartitionState(-1, -1, (), ())
 
 @dataclass(frozen=True, slots=True)
 class KnownTopic:
-    """The facts about a topic's table that a coordinator needs.
+    """The facts about a topic's table that the cluster state needs.
 
     ``leader_epochs`` has, by partition, the last epoch that table and journal have seen. ``has_records`` is true if any
     are known, in the table or in this broker's journal. ``replication_factor`` is for a new topic (None: the default).
@@ -119,7 +119,7 @@ TopicListener = Callable[[str], None]
 ReadJournal = Callable[[Sequence[LockFile]], FoundJournal]
 
 
-class Coordinator(Protocol):
+class ClusterState(Protocol):
     """It starts before its broker and stops after it. Attributes and plain methods may be used once ``start`` has
     returned.
     """
@@ -220,7 +220,7 @@ class Coordinator(Protocol):
     def listen_to_topics(self, listener: TopicListener) -> None:
         """Call ``listener`` for each topic that is registered now, and for each change from now on.
 
-        A coordinator of one node has none: only its broker's tables exist.
+        The state of one node has none: only its broker's tables exist.
         """
         ...
 
