@@ -139,7 +139,7 @@ def test_a_world_in_which_something_was_wrong_is_well(seed: str) -> None:
 
 
 def test_a_broker_starts_while_another_one_deletes_a_topic() -> None:
-    """Its start failed: it had read the topic's table before, and looked at it again when it was gone."""
+    """Keep a start from failing where it read a topic's table before, and finds it gone when it looks again."""
     outcome = simulate("2.0", brokers=3, kind="lose_disk")
     assert outcome.anomalies == []
     assert outcome.faults["disk_lost"] > 3
