@@ -38,8 +38,8 @@ from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType, refusal
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets, known_end
-from logstore.broker.topic_ids import require_topic_id
+from logstore.broker.elsewhere.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets, known_end
+from logstore.broker.topics.ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
     GroupSubscribedToTopicError,

@@ -17,8 +17,8 @@ from consumer_offsets.groups.description import GroupDescription, MemberDescript
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, FetchResult, Topic
 from logstore.broker.context import INTERNAL, Forwarding, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
+from logstore.broker.elsewhere.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import (
     CoordinatorLoadInProgressError,
     LogStoreError,

@@ -9,7 +9,7 @@ import msgspec
 
 from consumer_offsets.group_listings import GroupListings
 from logstore.broker.context import RequestContext
-from logstore.broker.other_brokers import OtherBrokers
+from logstore.broker.elsewhere.other_brokers import OtherBrokers
 from logstore.errors import CoordinatorNotAvailableError, LogStoreError, PeerUnavailableError
 from logstore.protocol.error_codes import error_of
 

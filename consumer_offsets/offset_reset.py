@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.partition_offsets import PartitionOffsets
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
 from logstore.errors import InvalidRequestError, OffsetOutOfRangeError
 
 

@@ -21,7 +21,7 @@ from ingest_api.errors import http_error, shown_message
 from ingest_api.event_position import Offsets, Partitions, position_around
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError, ThrottledError
 from logstore.limits import KIB
 from logstore.log.isolation import Isolation

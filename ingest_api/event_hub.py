@@ -17,7 +17,7 @@ from ingest_api.event_chunks import Chunk, Reading, read_chunks
 from ingest_api.event_position import Offsets, StreamPartition
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.context import INTERNAL
-from logstore.broker.topic_ids import require_topic_id
+from logstore.broker.topics.ids import require_topic_id
 from logstore.errors import LogStoreError, ThrottledError
 from logstore.limits import FETCH_WAIT_MS_MAX, MIB
 from logstore.observability import EVENT_STREAMS, THROTTLED

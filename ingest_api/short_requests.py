@@ -27,8 +27,8 @@ from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
-from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces, ToColumns
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces, ToColumns
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore import __version__
 from logstore.broker.broker import Broker, PartitionLog
-from logstore.broker.cluster import PartitionCounts
 from logstore.broker.context import RequestContext
+from logstore.broker.topics.leaders import PartitionCounts
 from logstore.errors import UnknownGroupError
 
 SERIES_MAX: Final = 1_000

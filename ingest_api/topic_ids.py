@@ -8,7 +8,7 @@ from starlette.types import Scope
 from logstore.broker.authorizer import Operation
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import RequestContext
-from logstore.broker.topic_ids import require_topic_id, topic_id_text
+from logstore.broker.topics.ids import require_topic_id, topic_id_text
 
 TOPIC_ID: Final = "Logstore-Topic-Id"
 TOPIC_ID_HEADER: Final = TOPIC_ID.lower().encode()

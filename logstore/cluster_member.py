@@ -9,7 +9,7 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.http_listener import HttpListener
 from ingest_api.relay import Relay
 from logstore.broker.broker import Broker
-from logstore.broker.other_brokers import OtherBrokers
+from logstore.broker.elsewhere.other_brokers import OtherBrokers
 from logstore.clock import Clock
 from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator

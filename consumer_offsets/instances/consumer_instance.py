@@ -30,9 +30,9 @@ from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.fetching import Gone
-from logstore.broker.partition_offsets import PartitionOffsets
-from logstore.broker.topic_ids import require_topic_id, topic_id_text
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
+from logstore.broker.fetch.fetching import Gone
+from logstore.broker.topics.ids import require_topic_id, topic_id_text
 from logstore.errors import (
     IllegalStateError,
     InvalidTopicError,

@@ -11,7 +11,7 @@ from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.instances.instance_starts import Position
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition, Gone
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition, Gone
 from logstore.errors import LogStoreError
 from logstore.log.isolation import Isolation
 from logstore.protocol.members.identity import TopicPartition

@@ -14,8 +14,8 @@ from consumer_offsets.instances.instance_record import InstanceValue, Start
 from consumer_offsets.instances.instance_table import PutInstance
 from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL
-from logstore.broker.partition_offsets import PartitionOffsets
-from logstore.broker.topic_ids import require_topic_id, topic_id_text
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
+from logstore.broker.topics.ids import require_topic_id, topic_id_text
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.log.isolation import Isolation
 from logstore.protocol.members.identity import TopicPartition

@@ -25,8 +25,8 @@ from ingest_api.schemas.cluster import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionState, Topic
-from logstore.broker.cluster import PartitionCounts, is_under_min_isr
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.topics.leaders import PartitionCounts, is_under_min_isr
 from logstore.cluster.coordinator import ElectionType
 
 # Other tasks of the event loop have their turn after this many partitions.

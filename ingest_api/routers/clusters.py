@@ -24,7 +24,7 @@ from ingest_api.schemas.administration import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 from logstore.errors import InvalidConfigError
 
 router = model_router(AdministrationRoute, tags=["administration"])

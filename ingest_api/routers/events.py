@@ -33,8 +33,8 @@ from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_consume
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionLog, Topic
-from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
-from logstore.broker.topic_ids import topic_id_text
+from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.broker.topics.ids import topic_id_text
 from logstore.errors import InvalidRequestError
 from logstore.log.isolation import Isolation
 from logstore.records import surrogates

@@ -21,7 +21,7 @@ from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, encode_fetch_response
 from logstore.protocol.record_batch import RecordBatch, encode_batches

@@ -22,7 +22,7 @@ from ingest_api.schemas.records import (
 )
 from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 
 router = model_router(MetadataRoute, tags=["records"])
 

@@ -35,9 +35,9 @@ from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.batcher import SMALL_REQUEST_RECORDS_MAX, ToColumns, may_join
 from logstore.broker.broker import ProduceResult, Topic
-from logstore.broker.topic_ids import require_topic_id
+from logstore.broker.produce.batcher import SMALL_REQUEST_RECORDS_MAX, ToColumns, may_join
+from logstore.broker.topics.ids import require_topic_id
 from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey

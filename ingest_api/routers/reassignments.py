@@ -13,7 +13,7 @@ from ingest_api.schemas.administration import Link, Reassignment, ReassignmentLi
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionState, Topic
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 from logstore.errors import NoReassignmentInProgressError
 
 _TOPIC = "/v3/clusters/{cluster_id}/topics/{topic}"

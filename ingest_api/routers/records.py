@@ -39,8 +39,8 @@ from ingest_api.topic_ids import topic_id_headers, topic_to_consume
 from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable

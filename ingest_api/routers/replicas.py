@@ -29,9 +29,9 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog, Topic
-from logstore.broker.configs import setting_layers
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.topics.configs import setting_layers
 from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.settings import plain_settings
 

@@ -23,8 +23,8 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.broker import Topic as OpenTopic
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
-from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere, PartitionOffsets
 
 router = model_router(MetadataRoute, tags=["topics"])
 

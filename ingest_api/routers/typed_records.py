@@ -33,7 +33,7 @@ from ingest_api.state import ApiState, api_state
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Topic
 from logstore.broker.context import RequestContext
-from logstore.broker.produce_result import NO_OFFSET
+from logstore.broker.produce.result import NO_OFFSET
 from logstore.errors import (
     BrokerNotReadyError,
     InvalidRequestError,

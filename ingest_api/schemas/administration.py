@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from ingest_api.schemas.base import Answer, Int32, Int64, Request
-from logstore.broker.configs import ConfigSource
+from logstore.broker.topics.configs import ConfigSource
 
 
 class ResourceMetadata(Answer):

@@ -14,22 +14,22 @@ import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.batch_producing import BatchProducing
-from logstore.broker.batcher import Batcher
-from logstore.broker.cluster import Cluster
 from logstore.broker.erasing import Erasing
-from logstore.broker.fetching import Fetching
+from logstore.broker.fetch.fetching import Fetching
 from logstore.broker.opened_journal import OpenedJournal
-from logstore.broker.produce_result import PartitionResponse, ProduceResult
-from logstore.broker.producing import Producing
+from logstore.broker.produce.batcher import Batcher
+from logstore.broker.produce.batches import BatchProducing
+from logstore.broker.produce.records import Producing
+from logstore.broker.produce.result import PartitionResponse, ProduceResult
+from logstore.broker.produce.secret import load_secret, load_shared_secret
 from logstore.broker.quotas import Quotas
 from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.secret import load_secret, load_shared_secret
-from logstore.broker.topic_catalog import TopicCatalog
-from logstore.broker.topic_changes import TopicChanges
-from logstore.broker.topic_tables import TopicTables
-from logstore.broker.topics import Topics
+from logstore.broker.topics.catalog import TopicCatalog
+from logstore.broker.topics.changes import TopicChanges
+from logstore.broker.topics.leaders import Cluster
+from logstore.broker.topics.served import Topics
+from logstore.broker.topics.tables import TopicTables
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
 from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
@@ -48,9 +48,9 @@ from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
 if TYPE_CHECKING:  # one node imports nothing of the traffic between brokers
-    from logstore.broker.other_brokers import OtherBrokers
-    from logstore.broker.partition_offsets import OffsetsElsewhere
-    from logstore.broker.remote_appends import PeerRequests
+    from logstore.broker.elsewhere.other_brokers import OtherBrokers
+    from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere
+    from logstore.broker.elsewhere.remote_appends import PeerRequests
     from logstore.replication.peer_http import PeerHttp
 
 log = structlog.stdlib.get_logger(__name__)
@@ -345,7 +345,7 @@ class Broker:
 
         Call it once, after the start.
         """
-        from logstore.broker.other_brokers import OtherBrokers
+        from logstore.broker.elsewhere.other_brokers import OtherBrokers
 
         self.others = others = OtherBrokers(
             self._coordinator,

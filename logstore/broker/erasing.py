@@ -36,11 +36,11 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
-from logstore.broker.producing import Producing
+from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.broker.produce.records import Producing
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.topic_changes import TopicChanges
-from logstore.broker.topics import Topics
+from logstore.broker.topics.changes import TopicChanges
+from logstore.broker.topics.served import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
 from logstore.cluster.coordinator import Coordinator
@@ -105,7 +105,7 @@ from logstore.settings import Settings
 from logstore.threads import threads
 
 if TYPE_CHECKING:
-    from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.elsewhere.other_brokers import OtherBrokers
 
 log = structlog.stdlib.get_logger(__name__)
 

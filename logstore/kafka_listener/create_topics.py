@@ -5,8 +5,8 @@ from typing import Final
 
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Topic
-from logstore.broker.configs import topic_layers
 from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.topics.configs import topic_layers
 from logstore.errors import (
     InvalidConfigError,
     InvalidReplicaAssignmentError,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.configs import ConfigLayer, setting_layers, topic_layers
 from logstore.broker.context import RequestContext
+from logstore.broker.topics.configs import ConfigLayer, setting_layers, topic_layers
 from logstore.errors import InvalidRequestError, LogStoreError
 from logstore.kafka_listener.config_numbers import BROKER, GROUP, SOURCES, TOPIC, TYPES
 from logstore.kafka_listener.store import KafkaStore

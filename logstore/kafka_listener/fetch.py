@@ -16,7 +16,7 @@ import msgspec
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation
 from logstore.broker.context import RequestContext
-from logstore.broker.fetching import FetchLimits, WantedPartition
+from logstore.broker.fetch.fetching import FetchLimits, WantedPartition
 from logstore.errors import (
     FencedLeaderEpochError,
     InvalidRequestError,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from logstore.broker.context import RequestContext
-from logstore.broker.purgatory import Permissions, WantedPartition, end_of_wait, refuse
+from logstore.broker.fetch.purgatory import Permissions, WantedPartition, end_of_wait, refuse
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import LogStoreError
 from logstore.kafka_listener.fetch import TOPIC_IDS_VERSION, topic_of

@@ -13,7 +13,7 @@ from uuid import UUID
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.broker.topic_catalog import check_topic_name
+from logstore.broker.topics.catalog import check_topic_name
 from logstore.cluster.coordinator import PartitionState
 from logstore.errors import InvalidRequestError, LeaderNotAvailableError, LogStoreError, UnknownTopicError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations

@@ -16,8 +16,8 @@ from typing import Final
 from uuid import UUID
 
 from logstore.broker.authorizer import Operation
-from logstore.broker.batch_producing import BatchOutcome, TopicBatches
 from logstore.broker.context import RequestContext
+from logstore.broker.produce.batches import BatchOutcome, TopicBatches
 from logstore.errors import (
     InvalidRecordError,
     InvalidRequestError,

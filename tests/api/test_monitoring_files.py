@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.log.in_sync_replicas import Follower
 from logstore.log.partition_log import PartitionLog
 from logstore.observability import (

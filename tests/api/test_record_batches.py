@@ -8,8 +8,8 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from deltalake import DeltaTable
 
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import TopicBatches
 from logstore.protocol.fetch_response import PartitionData, read_fetch_response
 from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch, read_batches
 from logstore.records.payload import decode_payload

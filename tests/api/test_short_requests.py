@@ -10,7 +10,7 @@ import pytest
 
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.protocol import HttpProtocol
-from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX
+from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
 from tests.api.api_client import JSON_V2, held_appends, running_api

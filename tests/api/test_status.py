@@ -4,7 +4,7 @@ from jsonschema import Draft202012Validator
 from ingest_api.schemas.status import StoreStatus
 from logstore import __version__
 from logstore.broker.context import INTERNAL
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.client.metadata import StoreStatus as ClientStatus
 from logstore.client.metadata import decode
 from logstore.open_files import connections_within, open_files_shortage

@@ -11,7 +11,7 @@ from ingest_api import store_metrics
 from ingest_api.store_metrics import ALL, OTHER, SERIES_MAX, observe, render
 from logstore import __version__, observability
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.cluster.coordinator import PartitionState
 from logstore.log.in_sync_replicas import UNKNOWN_POSITION, Follower
 from logstore.log.log_segments import LogSegments

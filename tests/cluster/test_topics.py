@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from logstore.broker import topic_discovery
 from logstore.broker.authorizer import CLUSTER_NAME, Operation
 from logstore.broker.context import INTERNAL
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.elsewhere import topic_discovery
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.cli.app import app
 from logstore.cluster import checked_file, znodes
 from logstore.cluster.log_directory import OneNodeDirectory

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.secret import load_secret
+from logstore.broker.produce.secret import load_secret
 from logstore.cli.data_directory import running_url, stopped_store
 from logstore.cluster import checked_file
 from logstore.cluster.coordinator import KnownTopic

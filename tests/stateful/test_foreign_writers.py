@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from logstore.broker import upkeep
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.problems import ProblemState
+from logstore.broker.topics.problems import ProblemState
 from logstore.log import merging
 from logstore.log.topic import Topic
 from logstore.settings import Settings

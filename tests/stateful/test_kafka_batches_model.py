@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import TopicBatches
 from logstore.kafka_batches.header import Compression
 from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import (

@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.protocol.record_batch import encode_batches, read_records
 from tests.support.records import Row, wire_rows
 

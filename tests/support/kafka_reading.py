@@ -9,7 +9,7 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, WantedPartition
+from logstore.broker.fetch.fetching import FetchLimits, WantedPartition
 from logstore.kafka_batches.header import BatchHeader, check_crc
 from logstore.kafka_listener.dispatch import answer_to
 from logstore.kafka_listener.produce import Turn

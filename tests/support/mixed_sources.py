@@ -3,9 +3,9 @@
 import random
 from collections.abc import Awaitable, Callable
 
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import TopicBatches
 from logstore.kafka_batches.encoding import encode_batch
 from logstore.kafka_batches.header import Compression
 from logstore.records.batch import DecodedRecords

@@ -19,9 +19,9 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.opened_journal import OpenedJournal
+from logstore.broker.produce.secret import load_secret
 from logstore.broker.quotas import Quotas
-from logstore.broker.secret import load_secret
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
 from logstore.filesystem import FileSystem
 from logstore.limits import RECENT_FRAMES_BYTES

@@ -14,7 +14,7 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.cluster.coordinator import NO_PARTITION, BrokerEndpoint, KnownTopic, PartitionListener, PartitionState
 from logstore.errors import (
     FencedLeaderEpochError,

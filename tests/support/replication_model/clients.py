@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from logstore.broker.idempotence import claim
-from logstore.broker.produce_appends import AppendedRequest, AppendGroup, PreparedRequest
+from logstore.broker.produce.appends import AppendedRequest, AppendGroup, PreparedRequest
+from logstore.broker.produce.idempotence import claim
 from logstore.errors import (
     DuplicateSequenceError,
     InvalidProducerEpochError,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from logstore.broker.admission import Admission
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.problems import ProblemState
 from logstore.broker.quotas import Quotas
+from logstore.broker.topics.problems import ProblemState
 from logstore.clock import SystemClock
 from logstore.errors import StorageError, StorageFullError, ThrottledError
 from logstore.journal.journal import Journal

@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from logstore.broker.batch_producing import BatchOutcome, TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import BatchOutcome, TopicBatches
 from logstore.errors import (
     CorruptRecordBatchError,
     InvalidProducerEpochError,

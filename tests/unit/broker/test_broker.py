@@ -959,7 +959,7 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str, by: str
 ) -> None:
     """Else nothing ever freed its records in the journal, and the store throttled everybody until a restart."""
-    monkeypatch.setattr("logstore.broker.removals.RETRY_S", 0.2 if by == "itself" else 1000.0)
+    monkeypatch.setattr("logstore.broker.topics.removals.RETRY_S", 0.2 if by == "itself" else 1000.0)
     filesystem = FaultyFileSystem()
 
     async def scenario() -> None:

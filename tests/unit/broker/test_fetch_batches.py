@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, WantedPartition
+from logstore.broker.fetch.fetching import FetchLimits, WantedPartition
+from logstore.broker.produce.batches import TopicBatches
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, UnknownTopicError
 from logstore.kafka_batches.encoding import encode_batch
 from logstore.kafka_batches.header import Compression

@@ -10,7 +10,7 @@ import pytest
 
 from logstore.broker.broker import Broker, FetchResult
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import Fetched, FetchLimits, FetchPartition
 from logstore.errors import (
     LogStoreError,
     OffsetOutOfRangeError,

@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.problems import ProblemState
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
+from logstore.broker.topics.problems import ProblemState
 from logstore.delta.snapshot import PartitionState
 from logstore.errors import CommitRefusedError, LogStoreError, QuarantinedError, UnsupportedTableError
 from logstore.log.feature_removal import take_back

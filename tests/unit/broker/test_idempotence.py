@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.produce_result import NO_OFFSET
+from logstore.broker.produce.result import NO_OFFSET
 from logstore.errors import (
     DuplicateSequenceError,
     IdempotencyKeyReusedError,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.produce_appends import AppendGroup, ProduceRequest
+from logstore.broker.produce.appends import AppendGroup, ProduceRequest
+from logstore.broker.produce.batches import TopicBatches
 from logstore.errors import InvalidRecordError, LogStoreError, NotLeaderOrFollowerError
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Told

@@ -17,8 +17,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from logstore.broker.authorizer import Operation
 from logstore.broker.broker import FetchResult
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CorruptionError, InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
 from logstore.log import table_follower

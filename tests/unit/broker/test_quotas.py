@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.batcher import RecordPlaces
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, Principal, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
+from logstore.broker.produce.batcher import RecordPlaces
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import RequestTimedOutError, ThrottledError
 from logstore.records.batch import DecodedRecords

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.recovery import end_at_holes, recover_partitions
+from logstore.broker.topics.recovery import end_at_holes, recover_partitions
 from logstore.errors import CorruptionError, StorageError
 from logstore.log.journal_tail import collect_tails
 from logstore.log.newest_footers import _footer_of

@@ -9,8 +9,8 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.partition_offsets import known_end
-from logstore.broker.purgatory import WantedPartition
+from logstore.broker.elsewhere.partition_offsets import known_end
+from logstore.broker.fetch.purgatory import WantedPartition
 from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     ClusterStateError,

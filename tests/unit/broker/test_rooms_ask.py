@@ -16,11 +16,11 @@ from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition, WantedPartition
-from logstore.broker.produce_appends import ProduceRequest
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition, WantedPartition
+from logstore.broker.produce.appends import ProduceRequest
+from logstore.broker.produce.batches import TopicBatches
 from logstore.cluster.coordinator import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
 from logstore.records.offset_record import InstanceKey

@@ -10,7 +10,7 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_shards import OFFSETS_TOPIC_CONFIGS
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.context import INTERNAL
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.errors import CoordinatorLoadInProgressError, NotCoordinatorError
 from logstore.filesystem import FileSystem
 from logstore.records.offset_record import OFFSETS_TOPIC

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Sequence
 from typing import Final, Protocol
 
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Router
-from logstore.broker.produce_appends import AppendedRequest, PreparedRequest, not_acknowledged
-from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
+from logstore.broker.elsewhere.forwarding import Router
+from logstore.broker.produce.appends import AppendedRequest, PreparedRequest, not_acknowledged
+from logstore.broker.produce.result import NO_OFFSET, PartitionResponse, ProduceResult
 from logstore.errors import (
     LeaderNotAvailableError,
     LogStoreError,

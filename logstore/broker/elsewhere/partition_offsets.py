@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from logstore.broker.forwarding import NOBODY, Router
-from logstore.broker.remote_appends import PeerRequests
+from logstore.broker.elsewhere.forwarding import NOBODY, Router
+from logstore.broker.elsewhere.remote_appends import PeerRequests
 from logstore.errors import LeaderNotAvailableError, LogStoreError, OffsetOutOfRangeError
 from logstore.log.isolation import Isolation
 from logstore.log.log_reader import require_in_range

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from logstore.broker.roll_schedule import RETRY_MAX_S, RETRY_S
-from logstore.broker.topic_catalog import TopicCatalog, names_collide
+from logstore.broker.topics.catalog import TopicCatalog, names_collide
 from logstore.journal.journal import Journal
 from logstore.log.topic import Topic
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, Forwarding, Principal, RequestContext
-from logstore.broker.produce_appends import PreparedRequest
-from logstore.broker.producing import Producing
+from logstore.broker.produce.appends import PreparedRequest
+from logstore.broker.produce.records import Producing
 from logstore.errors import LeaderNotAvailableError, LogStoreError, MalformedMessageError, UnknownTopicIdError
 from logstore.filesystem import Buffer
 from logstore.limits import REQUEST_RECORDS_MAX

@@ -16,13 +16,13 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.broker.problems import TopicProblem, find_problems
-from logstore.broker.recovery import Unserved, end_at_holes, recover_partitions, recover_topic
-from logstore.broker.removals import Removals
+from logstore.broker.elsewhere.topic_discovery import TopicDiscovery
 from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.topic_catalog import TopicCatalog
-from logstore.broker.topic_discovery import TopicDiscovery
+from logstore.broker.topics.catalog import TopicCatalog
+from logstore.broker.topics.problems import TopicProblem, find_problems
+from logstore.broker.topics.recovery import Unserved, end_at_holes, recover_partitions, recover_topic
+from logstore.broker.topics.removals import Removals
 from logstore.clock import Clock
 from logstore.cluster.coordinator import ADOPT, Coordinator, KnownTopic, PartitionState
 from logstore.delta.snapshot import TopicSnapshot

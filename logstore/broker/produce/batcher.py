@@ -18,8 +18,8 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.produce_appends import not_acknowledged
-from logstore.broker.produce_result import NO_OFFSET, ProduceResult
+from logstore.broker.produce.appends import not_acknowledged
+from logstore.broker.produce.result import NO_OFFSET, ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.limits import MIB

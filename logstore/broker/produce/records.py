@@ -17,8 +17,8 @@ import pyarrow as pa
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.idempotence import Claim, claim, identities_of, require_partitions_named
-from logstore.broker.produce_appends import (
+from logstore.broker.elsewhere.remote_appends import RemoteAppends
+from logstore.broker.produce.appends import (
     Appended,
     AppendedRequest,
     AppendGroup,
@@ -26,10 +26,10 @@ from logstore.broker.produce_appends import (
     ProduceRequest,
     time_out,
 )
-from logstore.broker.produce_result import ProduceResult
+from logstore.broker.produce.idempotence import Claim, claim, identities_of, require_partitions_named
+from logstore.broker.produce.request_parts import batch_refusal, check_batch_keys, check_keys, split, sticky_partition
+from logstore.broker.produce.result import ProduceResult
 from logstore.broker.quotas import QuotaKind
-from logstore.broker.remote_appends import RemoteAppends
-from logstore.broker.request_parts import batch_refusal, check_batch_keys, check_keys, split, sticky_partition
 from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
     LogStoreError,

@@ -14,9 +14,9 @@ from uuid import UUID
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.produce_appends import Appended, AppendedRequest, PreparedRequest
-from logstore.broker.produce_result import NO_OFFSET
-from logstore.broker.producing import Producing
+from logstore.broker.produce.appends import Appended, AppendedRequest, PreparedRequest
+from logstore.broker.produce.records import Producing
+from logstore.broker.produce.result import NO_OFFSET
 from logstore.errors import (
     InvalidRecordBatchError,
     InvalidRequestError,

@@ -17,8 +17,8 @@ from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import Forwarding, RequestContext
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.topic_catalog import check_no_collision, check_topic_name
-from logstore.broker.topics import Topics
+from logstore.broker.topics.catalog import check_no_collision, check_topic_name
+from logstore.broker.topics.served import Topics
 from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
     CoordinatorNotAvailableError,

@@ -11,7 +11,7 @@ identities of the request (``identities_of``).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from logstore.broker.request_parts import refusal_of
+from logstore.broker.produce.request_parts import refusal_of
 from logstore.errors import (
     DuplicateSequenceError,
     InvalidProducerEpochError,

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from logstore.broker.admission import Reservation
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import NOBODY, Router, no_leader
-from logstore.broker.purgatory import FetchLimits, WantedPartition
+from logstore.broker.elsewhere.forwarding import NOBODY, Router, no_leader
+from logstore.broker.fetch.purgatory import FetchLimits, WantedPartition
 from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError, UnknownTopicError
 from logstore.log.log_reader import FetchResult
 from logstore.log.topic import Topic

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from logstore.broker.idempotence import OF_A_PARTITION, Claim
-from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
+from logstore.broker.produce.idempotence import OF_A_PARTITION, Claim
+from logstore.broker.produce.result import NO_OFFSET, PartitionResponse, ProduceResult
 from logstore.errors import LogStoreError, RequestTimedOutError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameLocation

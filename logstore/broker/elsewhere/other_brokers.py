@@ -10,13 +10,13 @@ import msgspec
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import INTERNAL, Forwarding, RequestContext
-from logstore.broker.forwarding import NOBODY, Router, Target
-from logstore.broker.partition_offsets import OffsetsElsewhere, offsets_elsewhere
-from logstore.broker.peer_handlers import PeerHandlers
-from logstore.broker.producing import Producing
-from logstore.broker.remote_appends import PeerRequests, RemoteAppends
-from logstore.broker.remote_fetches import RemoteFetches
-from logstore.broker.topics import Topics
+from logstore.broker.elsewhere.forwarding import NOBODY, Router, Target
+from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere, offsets_elsewhere
+from logstore.broker.elsewhere.peer_handlers import PeerHandlers
+from logstore.broker.elsewhere.remote_appends import PeerRequests, RemoteAppends
+from logstore.broker.elsewhere.remote_fetches import RemoteFetches
+from logstore.broker.produce.records import Producing
+from logstore.broker.topics.served import Topics
 from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
     InvalidConfigError,

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from logstore.broker.recovery import Unserved
+from logstore.broker.topics.recovery import Unserved
 from logstore.delta.foreign_ranges import RefusedFile
 from logstore.delta.table_features import APPEND_ONLY_PROPERTY
 from logstore.errors import QuarantinedError

@@ -17,7 +17,7 @@ import pyarrow as pa
 from logstore.broker.admission import Admission, Reservation
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import Forwarding, RequestContext
-from logstore.broker.purgatory import (
+from logstore.broker.fetch.purgatory import (
     FetchLimits,
     Gone,
     Patience,
@@ -27,7 +27,7 @@ from logstore.broker.purgatory import (
     wait_for_records,
 )
 from logstore.broker.quotas import QuotaKind
-from logstore.broker.topic_ids import require_topic_id
+from logstore.broker.topics.ids import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.journal.journal import Journal
@@ -45,7 +45,7 @@ from logstore.segments.row_group_files import write_row_group_file
 from logstore.threads import threads
 
 if TYPE_CHECKING:  # one node asks no other broker
-    from logstore.broker.remote_fetches import Asked, RemoteFetches
+    from logstore.broker.elsewhere.remote_fetches import Asked, RemoteFetches
 
 __all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone", "WantedPartition"]
 
