@@ -140,7 +140,7 @@ class ShortRequests:
             return False
         try:
             # INTERNAL is enough, because the client learns nothing here: its permission is checked below.
-            topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
+            topic = state.broker.topics.served.topic(INTERNAL, head.found.path_parameters["topic"])
             records = decode_small(topic, head.partition, body)
             if records is None:
                 return False
@@ -153,7 +153,7 @@ class ShortRequests:
         try:
             # The guard comes last, so that a request that is left to the application is checked and counted only there.
             context = self._guard.admit(arrival, head.found)
-            state.broker.begin_produce_small(
+            state.broker.produce.batcher.begin(
                 context,
                 topic,
                 records,

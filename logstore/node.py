@@ -123,7 +123,7 @@ async def running_store(
             quotas,
             clock=clock,
             filesystem=filesystem,
-            connect=None if member is None else member.connect,
+            links=None if member is None else member.links,
         )
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker, clock=clock))

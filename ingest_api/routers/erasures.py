@@ -19,9 +19,9 @@ from ingest_api.schemas.erasures import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker
-from logstore.broker.broker import Topic as OpenTopic
 from logstore.broker.elsewhere.forwarding import Target
 from logstore.log.table_erasure import ErasureProgress as Progress
+from logstore.log.topic import Topic as OpenTopic
 from logstore.records.erasure_record import Erasure
 from logstore.records.key_texts import key_bytes
 from logstore.records.where.parser import parse_where

@@ -20,4 +20,4 @@ router = model_router(MetadataRoute, tags=["records"])
 async def init_producer(broker: StoreBroker, context: Context, asked: InitProducerRequest | None = None) -> Producer:
     """Hand out a producer id with epoch 0; for an id and its epoch, the same id with the next epoch."""
     identity = () if asked is None else (asked.producer_id, asked.producer_epoch)
-    return Producer.model_validate(await broker.init_producer(context, *identity))
+    return Producer.model_validate(await broker.produce.records.init_producer(context, *identity))

@@ -28,11 +28,13 @@ from ingest_api.schemas.administration import (
     PartitionWithOffsets,
 )
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
 from logstore.broker.elsewhere.forwarding import Target
 from logstore.broker.topics.configs import setting_layers
 from logstore.cluster.coordinator import BrokerEndpoint
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
 from logstore.settings import plain_settings
 
 _BROKERS = "/v3/clusters/{cluster_id}/brokers"
@@ -104,7 +106,11 @@ async def list_broker_replicas(
 ) -> ClusterReplicaList:
     """List the replicas that a broker has: whole topics, a page at a time."""
     _endpoint(broker, number)
-    topics = [topic for topic in broker.topics(context, include_internal=True) if topic.name > (query.page_token or "")]
+    topics = [
+        topic
+        for topic in broker.topics.served.all(context, include_internal=True)
+        if topic.name > (query.page_token or "")
+    ]
     size, found, next_token = page_size(query), list[ClusterReplica](), None
     for index, topic in enumerate(topics):
         for log in topic.partitions:
@@ -245,7 +251,7 @@ def _broker(request: Request, broker: Broker, endpoint: BrokerEndpoint) -> admin
 def _partition(
     request: Request, context: RequestContext, broker: Broker, topic: Topic, log: PartitionLog
 ) -> ClusterPartition:
-    leader = broker.partition_state(context, topic, log.partition).leader
+    leader = broker.topics.leaders.partition_state(context, topic, log.partition).leader
     path = (broker.cluster_id, "topics", topic.name, "partitions", str(log.partition), "replicas")
     return ClusterPartition(
         metadata=resource_metadata(request, broker, topic=topic.name, partition=str(log.partition)),
@@ -261,7 +267,7 @@ def _partition(
 def _replicas(
     request: Request, context: RequestContext, broker: Broker, topic: Topic, log: PartitionLog
 ) -> list[ClusterReplica]:
-    state = broker.partition_state(context, topic, log.partition)
+    state = broker.topics.leaders.partition_state(context, topic, log.partition)
     return [
         ClusterReplica(
             metadata=resource_metadata(

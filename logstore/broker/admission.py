@@ -65,6 +65,14 @@ class Admission:
         self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
         self.answers = InFlightBytes(limit, what="answers", setting="queued.max.request.bytes")
 
+    def open(self) -> None:
+        """Admit requests from now on: the store has started."""
+        self.not_ready = None
+
+    def close(self, reason: str) -> None:
+        """Admit no more requests, because of the ``reason``."""
+        self.not_ready = reason
+
     @property
     def not_ready_reason(self) -> str | None:
         """The reason why appends are refused; None while they are admitted."""

@@ -54,7 +54,7 @@ class Replicas:
         journal: Journal,
         roller: Roller,
         clock: Clock,
-        connect: Callable[[int], Awaitable[Connection]] | None,
+        connect: Callable[[int], Awaitable[Connection]],
         settings: FetcherSettings,
         *,
         fetchers_per_broker: int,
@@ -292,7 +292,6 @@ class Replicas:
         number = hash(key) % self._fetchers_per_broker
         fetcher = self._fetchers.get((state.leader, number))
         if fetcher is None:
-            assert self._connect is not None, "one node follows nobody"
             connect, leader = self._connect, state.leader
             fetcher = ReplicaFetcher(leader, lambda: connect(leader), self._journal, self._reset, self._settings)
             self._fetchers[leader, number] = fetcher

@@ -137,8 +137,7 @@ class Journal:
         self._rotating: list[asyncio.Future[int]] = []
         self._closing = False
         self._failed: LogStoreError | None = None
-        #: Called once, when the journal has failed for good.
-        self.on_failure: Callable[[], None] = lambda: None
+        self._failure_listener: Callable[[], None] = lambda: None
         self._full = False
         self._told: asyncio.Future[None] | None = None
         self._require_lock = require_lock
@@ -225,6 +224,10 @@ class Journal:
         if self._verdict is None:
             raise RuntimeError("recover() has not been read to its end")
         return self._verdict.found(self._directory)
+
+    def on_failure(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` once, when the journal has failed for good."""
+        self._failure_listener = listener
 
     async def start(
         self, snapshots: Callable[[], Sequence[Frame]], record: JournalRecord, truncations: Sequence[Frame] = ()
@@ -454,7 +457,7 @@ class Journal:
         full = isinstance(error, StorageFullError)
         if not full and self._failed is None:
             self._failed = error
-            self.on_failure()
+            self._failure_listener()
         if not full or not self._full:
             _log.error("journal_append_failed", message=str(error), final=not full)
         self._full = full
@@ -619,7 +622,7 @@ class Journal:
         if self._failed is None:
             self._failed = failure
             _log.error("journal_failed", message=str(failure))
-            self.on_failure()
+            self._failure_listener()
 
     async def close(self) -> None:
         """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""

@@ -85,7 +85,7 @@ async def produce(
         # Nothing awaits between the two locks, so the order stays.
         async with turn.room:
             waited_ms = await _until_room(store, context, batches, deadline)
-    produced = await store.broker.produce_batches(
+    produced = await store.broker.produce.batches.produce(
         context,
         batches,
         acks=request.acks,
@@ -140,8 +140,8 @@ def _topic(store: KafkaStore, context: RequestContext, topic: str | UUID) -> Top
     """Return the topic; None if it does not exist or cannot be written, which the append reports."""
     try:
         if isinstance(topic, str):
-            return store.broker.topic(context, topic, Operation.WRITE)
-        return store.broker.topic_by_id(context, topic, Operation.WRITE)
+            return store.broker.topics.served.topic(context, topic, Operation.WRITE)
+        return store.broker.topics.served.topic_by_id(context, topic, Operation.WRITE)
     except LogStoreError:
         return None
 
@@ -227,5 +227,5 @@ def _leader(store: KafkaStore, context: RequestContext, topic_or_id: str | UUID,
     topic = _topic(store, context, topic_or_id)
     if topic is None:
         return _Leader()
-    state = store.broker.partition_state(context, topic, partition)
+    state = store.broker.topics.leaders.partition_state(context, topic, partition)
     return _Leader(leader_id=state.leader, leader_epoch=state.leader_epoch)

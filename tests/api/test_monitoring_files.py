@@ -62,7 +62,7 @@ async def exposed(api, monkeypatch) -> Exposed:
     for joined in (MERGED_SEGMENTS, MERGED_BYTES, DELETED_FILE_BYTES):
         joined.labels("t")
     problem = TopicProblem("t", 0, ProblemState.QUARANTINED, "why", "what to do")
-    monkeypatch.setattr(api.broker, "problems", lambda _: [problem])
+    monkeypatch.setattr(api.broker.topics.problems, "all", lambda _: [problem])
     # As the leader of a partition with another replica has it.
     monkeypatch.setattr(PartitionLog, "followers", property(lambda _: {2: Follower(2, 0.0)}))
     found: Exposed = {}

@@ -10,8 +10,8 @@ import zstandard
 
 from ingest_api.answers import produced_offsets, produced_ranges
 from ingest_api.schemas.records import ProducedOffsets, ProducedRanges
-from logstore.broker.broker import PartitionResponse, ProduceResult
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.result import PartitionResponse, ProduceResult
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error, running_api
 from tests.support.eventually import eventually_async
 
@@ -234,7 +234,7 @@ def test_a_large_answer_is_the_same_as_one_built_record_by_record():
 async def test_a_partition_that_takes_nothing_spoils_no_other(api):
     await api.create_topic("t", partitions=3)
     records = [{"value": n, "partition": partition} for n, partition in enumerate((0, 7, 1, 0, 2))]
-    api.broker.topic(INTERNAL, "t").partition(2).quarantine("a test", "end it")
+    api.broker.topics.served.topic(INTERNAL, "t").partition(2).quarantine("a test", "end it")
     answer = await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2})
     assert answer.status_code == 200
     ProducedOffsets.model_validate_json(answer.content, strict=True)
@@ -260,7 +260,7 @@ async def test_a_partition_that_takes_nothing_spoils_no_other(api):
 
 async def test_ranges_that_a_partition_has_not_taken_say_why(api):
     await api.create_topic("t", partitions=2)
-    api.broker.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
+    api.broker.topics.served.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
     sink = pa.BufferOutputStream()
     rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b", b"c"], "partition": pa.array([0, 1, 0], pa.int32())})
     with pa.ipc.new_stream(sink, rows.schema) as writer:

@@ -306,7 +306,7 @@ async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monk
     async def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(api.broker._batcher, "_produce", fail)
+    monkeypatch.setattr(api.broker.produce.batcher, "_produce", fail)
     configure_logging("info", "json")
     whole = request(X_Request_Id="mine", Logstore_Client_Id="me")
     split = len(whole) - len(ONE)

@@ -71,7 +71,7 @@ class Cluster:
         if node.store is None:
             return None
         try:
-            found = node.store.broker.topic(INTERNAL, topic)
+            found = node.store.broker.topics.served.topic(INTERNAL, topic)
         except LogStoreError:
             return None
         return self.coordinator(broker_id).partition_state(found.topic_id, partition)

@@ -75,7 +75,7 @@ class Ranges:
 
     @property
     def topic(self) -> Any:
-        return self.broker.topic(INTERNAL, "t")
+        return self.broker.topics.served.topic(INTERNAL, "t")
 
     @property
     def keyed(self) -> KeyedTopic:
@@ -83,7 +83,7 @@ class Ranges:
         return KeyedTopic(self.data, "t", table)
 
     def refresh(self) -> None:
-        self.run(self.broker.refresh(INTERNAL, self.topic))
+        self.run(self.broker.topics.tables.refresh(INTERNAL, self.topic))
 
     @property
     def left(self) -> dict[int, bytes]:
@@ -96,7 +96,7 @@ class Ranges:
 
     def begin(self) -> None:
         self.open()
-        self.run(self.broker.create_topic(INTERNAL, "t", partitions=1, configs=CONFIG))
+        self.run(self.broker.topics.changes.create(INTERNAL, "t", partitions=1, configs=CONFIG))
 
     # ---- what a store does -----------------------------------------------------------------------------------------
 
@@ -105,12 +105,12 @@ class Ranges:
         kinds = self.random.choice([[ABORTED], [b"a", b"b", b"c"], [ABORTED, b"a", b"b"]])
         keys = self.random.choices(kinds, k=self.random.randint(1, 12))
         appended = records([key if key == ABORTED else b"v" for key in keys], keys=list(keys), timestamp=self.end)
-        self.run(self.broker.produce(INTERNAL, self.topic, appended, partition=0)).require_stored()
+        self.run(self.broker.produce.records.produce(INTERNAL, self.topic, appended, partition=0)).require_stored()
         self.rows |= dict(enumerate(keys, self.end))
         self.end += len(keys)
 
     def roll(self) -> None:
-        assert self.run(self.broker.roll(INTERNAL, self.topic)).sealed == {0: self.end}
+        assert self.run(self.broker.topics.tables.roll(INTERNAL, self.topic)).sealed == {0: self.end}
         self.is_sealed()
 
     def delete_records(self) -> None:
@@ -118,7 +118,7 @@ class Ranges:
         if before > self.sealed:
             self.is_sealed()
         self.start = max(self.start, before)
-        assert self.run(self.broker.delete_records(INTERNAL, self.topic, 0, before)) == self.start
+        assert self.run(self.broker.topics.tables.delete_records(INTERNAL, self.topic, 0, before)) == self.start
 
     def restart(self) -> None:
         """A stop rolls, so that a table alone has it all."""
@@ -198,7 +198,7 @@ class Ranges:
         assert (partition.quarantined, partition.missing, partition.segments.unreadable) == (None, (), {})
         assert partition.log_start_offset == self.start
         assert (partition.sealed_offset, partition.high_watermark) == (self.sealed, self.end)
-        assert self.broker.problems(INTERNAL) == []
+        assert self.broker.topics.problems.all(INTERNAL) == []
         assert partition.record_count >= len(self.left)
         if self.touching:
             assert history_gaps(self.topic.snapshot, 0) == []
@@ -209,7 +209,9 @@ class Ranges:
             at, found = self.start, []
             while at < self.end:
                 fetched = self.run(
-                    self.broker.fetch(INTERNAL, self.topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                    self.broker.fetch.partition(
+                        INTERNAL, self.topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+                    )
                 )
                 assert fetched.next_offset > at
                 found += fetched.records["offset"].to_pylist()
@@ -220,7 +222,7 @@ class Ranges:
 
     def check_offset_of_time(self, time: int, expected: dict[int, bytes]) -> None:
         """The timestamp of a record is the base offset of its request."""
-        found = self.run(self.broker.offset_for_timestamp(INTERNAL, self.topic, 0, time))
+        found = self.run(self.broker.fetch.offset_for_timestamp(INTERNAL, self.topic, 0, time))
         if found is None:
             assert not any(o >= time + 12 for o in expected)
         else:

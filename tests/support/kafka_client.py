@@ -87,7 +87,7 @@ class KafkaServer:
     async def topic(self, name: str = "t", partitions: int = 1, **configs: str) -> Topic:
         """A new one; ``configs`` with ``_`` for dots."""
         named = {key.replace("_", "."): value for key, value in configs.items()}
-        topic = await self.store.broker.create_topic(INTERNAL, name, partitions=partitions, configs=named)
+        topic = await self.store.broker.topics.changes.create(INTERNAL, name, partitions=partitions, configs=named)
         assert topic is not None
         return topic
 

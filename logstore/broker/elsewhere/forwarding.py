@@ -55,15 +55,20 @@ class KnownTopics(Protocol):
 
     def is_known(self, name: str, partitions: int = 1) -> bool: ...
 
+
+class Waits(Protocol):
+    """The waits of ``Discovery``."""
+
     async def until_known(self, name: str, partitions: int = 1) -> None: ...
 
     async def until_led(self, logs: Collection[PartitionLog]) -> None: ...
 
 
 class Router:
-    def __init__(self, coordinator: Coordinator, topics: KnownTopics) -> None:
+    def __init__(self, coordinator: Coordinator, topics: KnownTopics, waits: Waits) -> None:
         self._coordinator = coordinator
         self._topics = topics
+        self._waits = waits
         self._find_topic = topics.get
 
     @property
@@ -96,16 +101,20 @@ class Router:
         else:
             return
         if not self._topics.is_known(name, partitions):
-            await self._topics.until_known(name, partitions)
+            await self._waits.until_known(name, partitions)
 
     async def until_led(self, logs: Collection[PartitionLog]) -> None:
         """Wait for the partitions that this broker is about to lead."""
-        await self._topics.until_led(logs)
+        await self._waits.until_led(logs)
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Return those of the topics that a request's body names and that this broker does not know."""
+        return [name for name in dict.fromkeys(names) if not self._topics.is_known(name)]
 
     async def until_known(self, names: Iterable[str]) -> None:
         """Wait as ``until_target_known`` does, for topics that a request's body names."""
-        if missing := [name for name in dict.fromkeys(names) if not self._topics.is_known(name)]:
-            await asyncio.gather(*map(self._topics.until_known, missing))
+        if missing := self.unknown(names):
+            await asyncio.gather(*map(self._waits.until_known, missing))
 
     def other_broker(self, target: Target, names: Mapping[str, str], context: RequestContext) -> int | None:
         """Return the other broker that must answer a request; None if this one answers, even if only with an error.
@@ -142,7 +151,7 @@ class Router:
         """Return the reason why a request for another leader's partition is not forwarded; None if it is."""
         leader = self.leader(topic, partition)
         if leader == NOBODY:
-            return no_leader(topic, partition)
+            return no_leader(topic.partitions[partition])
         if context.forwarding is Forwarding.DONE:
             return NotLeaderOrFollowerError(
                 f"Broker {self.broker_id} does not lead {topic.name}-{partition}, and a request is forwarded once: "
@@ -171,7 +180,7 @@ class Router:
     def _leader(self, topic: Topic, partition: int) -> int:
         leader = self.leader(topic, partition)
         if leader == NOBODY:
-            raise no_leader(topic, partition)
+            raise no_leader(topic.partitions[partition])
         return leader
 
     def group_coordinator(self, group: str) -> int | None:
@@ -209,5 +218,5 @@ class Router:
                 return LeaderNotAvailableError(text)
 
 
-def no_leader(topic: Topic, partition: int) -> LeaderNotAvailableError:
-    return LeaderNotAvailableError(f"{topic.name}-{partition} has no leader at present: try again soon.")
+def no_leader(log: PartitionLog) -> LeaderNotAvailableError:
+    return LeaderNotAvailableError(f"{log.topic}-{log.partition} has no leader at present: try again soon.")

@@ -1,21 +1,22 @@
-"""The other brokers, as the rooms of this one use them. ``Broker.join_cluster`` assembles it, in a cluster only."""
+"""The other brokers of a cluster, as the rooms of this one use them."""
 
 import asyncio
+import contextlib
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+from uuid import UUID
 
 import msgspec
+import structlog
 
-from logstore.broker.admission import Admission
-from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import INTERNAL, Forwarding, RequestContext
 from logstore.broker.elsewhere.forwarding import NOBODY, Router, Target
-from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere, offsets_elsewhere
-from logstore.broker.elsewhere.peer_handlers import PeerHandlers
-from logstore.broker.elsewhere.remote_appends import PeerRequests, RemoteAppends
+from logstore.broker.elsewhere.nobody import Elsewhere, Links
+from logstore.broker.elsewhere.partition_offsets import Key, OffsetsElsewhere, PartitionOffsets
+from logstore.broker.elsewhere.remote_appends import RemoteAppends
 from logstore.broker.elsewhere.remote_fetches import RemoteFetches
-from logstore.broker.produce.records import Producing
+from logstore.broker.elsewhere.topic_discovery import TopicDiscovery
 from logstore.broker.topics.served import Topics
 from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
@@ -26,47 +27,54 @@ from logstore.errors import (
     RequestTimedOutError,
     TopicExistsError,
 )
+from logstore.filesystem import FileSystem
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
 from logstore.records.erasure_record import ErasedBroker
-from logstore.replication.peer_http import Answer, PeerHttp
+from logstore.replication.peer_http import Answer
+from logstore.replication.protocol import MessageType, decode_described, encode_describe
 from logstore.settings import Settings
+
+log = structlog.stdlib.get_logger(__name__)
 
 _OK: Final = 200
 _CREATED: Final = 201
 _NO_CONTENT: Final = 204
+#: A leader that is gone must not hold up a list of all topics.
+_DESCRIBE_S: Final = 1.0
+#: Seconds between two checks for new partitions of a broker whose journal has failed.
+_OFFLINE_S: Final = 1.0
 
 
-class OtherBrokers:
-    """``router`` finds the broker that answers a request; ``appends`` and ``fetches`` lead to other leaders, ``http``
-    to any broker; ``handlers`` answer other brokers.
-    """
+class OtherBrokers(Elsewhere):
+    is_alone: ClassVar[bool] = False
 
     def __init__(
-        self,
-        coordinator: Coordinator,
-        topics: Topics,
-        peers: PeerRequests,
-        http: PeerHttp,
-        producing: Producing,
-        admission: Admission,
-        authorizer: Authorizer,
-        settings: Settings,
+        self, coordinator: Coordinator, topics: Topics, links: Links, settings: Settings, filesystem: FileSystem
     ) -> None:
-        self.router = Router(coordinator, topics)
-        self.appends = RemoteAppends(self.router, peers, settings.queued_max_request_bytes)
-        self.fetches = RemoteFetches(self.router, http)
-        self.handlers = PeerHandlers(producing, topics, admission, authorizer)
-        self.http = http
-        self._cluster_id = coordinator.cluster_id
-        self._peers = peers
+        discovery = TopicDiscovery(topics, coordinator)
+        router = Router(coordinator, topics, discovery)
+        super().__init__(
+            router,
+            RemoteAppends(router, links.requests, settings.queued_max_request_bytes),
+            RemoteFetches(router, links.http),
+            discovery,
+        )
+        self._coordinator = coordinator
+        self._requests = links.requests
+        self._http = links.http
+        self._data = settings.data
+        self._filesystem = filesystem
+        self._reporting: asyncio.Task[None] | None = None
+
+    async def until_known(self, topics: Iterable[str]) -> None:
+        await self.router.until_known(topics)
+
+    async def ask(self, broker_id: int, method: str, target: str, context: RequestContext, body: bytes = b"") -> Answer:
+        return await self._http.ask(broker_id, method, target, context.encode(), body=body)
 
     async def create_topic(self, context: RequestContext, name: str) -> None:
-        """Make a topic with the defaults of the store, at the controller.
-
-        Raises TopicExistsError, NotControllerError, RequestTimedOutError, and the controller's own errors.
-        """
         answer = await self._ask_controller(context, "topics", {"topic_name": name}, f"has made topic {name!r}")
         if answer.status != _CREATED:
             raise _error(answer, TopicExistsError)
@@ -74,10 +82,6 @@ class OtherBrokers:
     async def alter_configs(
         self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Call ``TopicChanges.alter_configs`` at the controller.
-
-        Raises NotControllerError, RequestTimedOutError, and the controller's own errors.
-        """
         body = {
             "data": [
                 {"name": key, "operation": "DELETE"}
@@ -97,9 +101,9 @@ class OtherBrokers:
         when it is unknown whether it did what ``doubt`` says.
         """
         controller = self.router.controller()
-        target = f"/v3/clusters/{self._cluster_id}/{resource}"
+        target = f"/v3/clusters/{self._coordinator.cluster_id}/{resource}"
         try:
-            return await self.http.ask(controller, "POST", target, context.encode(), body=msgspec.json.encode(body))
+            return await self.ask(controller, "POST", target, context, msgspec.json.encode(body))
         except PeerUnavailableError as error:
             if error.nothing_sent:
                 raise self.router.unreachable(Target.CONTROLLER, controller, error.message) from error
@@ -108,36 +112,23 @@ class OtherBrokers:
             ) from error
 
     async def make_topic_of_erasures(self) -> None:
-        """Ask the controller to make the topic. Raises NotControllerError, RequestTimedOutError, PeerUnavailableError,
-        and the controller's own errors.
-        """
         controller = self.router.controller()
-        answer = await self.http.ask(controller, "POST", "/erasures", INTERNAL.encode())
+        answer = await self.ask(controller, "POST", "/erasures", INTERNAL)
         if answer.status != _OK:
             raise _error(answer, InvalidConfigError)
 
-    async def erase_from_journal(self, broker: int, erasure_id: str) -> ErasedBroker:
-        """Ask another broker to erase from its journal. Raises PeerUnavailableError, and the broker's own errors."""
+    async def erase_from_journal(self, broker_id: int, erasure_id: str) -> ErasedBroker:
         target = f"/erasures/{urllib.parse.quote(erasure_id)}/journal"
-        answer = await self.http.ask(broker, "POST", target, INTERNAL.encode())
+        answer = await self.ask(broker_id, "POST", target, INTERNAL)
         if answer.status != _OK:
             raise _error(answer, InvalidConfigError)
         return msgspec.json.decode(b"".join(answer.body), type=ErasedBroker)
 
     async def make_topic_of_groups(self, context: RequestContext, group: str) -> None:
-        """Let the controller make the topic of groups, by asking it for the coordinator of ``group``.
-
-        Raises NotControllerError and PeerUnavailableError.
-        """
         target = f"/metadata?{urllib.parse.urlencode({'group': group})}"
-        await self.http.ask(self.router.controller(), "GET", target, context.encode())
+        await self.ask(self.router.controller(), "GET", target, context)
 
     async def ask_leaders(self, context: RequestContext, topic: Topic, action: str) -> list[Any]:
-        """POST ``/topics/<topic>/<action>`` at each other broker that leads partitions of the topic. Return the
-        responses, decoded JSON. If another broker has forwarded the request, ask none.
-
-        Raises LeaderNotAvailableError, and the errors with which the leaders answer.
-        """
         if context.forwarding is not Forwarding.ALLOWED:
             return []
         leaders = {self.router.leader(topic, log.partition) for log in topic.partitions if not log.is_leader}
@@ -146,7 +137,7 @@ class OtherBrokers:
 
         async def ask(leader: int) -> Any:
             try:
-                answer = await self.http.ask(leader, "POST", target, context.encode())
+                answer = await self.ask(leader, "POST", target, context)
             except PeerUnavailableError as error:
                 raise LeaderNotAvailableError(
                     f"Broker {leader} leads partitions of {topic.name}, and does not answer: {error.message}. Try "
@@ -160,8 +151,59 @@ class OtherBrokers:
         return await asyncio.gather(*map(ask, sorted(leaders)))
 
     async def offsets(self, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
-        """Return the offsets as ``offsets_elsewhere`` does."""
-        return await offsets_elsewhere(self.router, self._peers, logs)
+        # One message goes to each leader, all at once.
+        found: dict[Key, PartitionOffsets] = {}
+        by_leader: dict[int, list[Key]] = {}
+        for one in logs:
+            if one.is_leader:
+                continue
+            key = one.topic_id, one.partition
+            found[key] = PartitionOffsets()
+            leader = self.router.leader_of(*key)
+            if leader not in (NOBODY, self.router.broker_id):
+                by_leader.setdefault(leader, []).append(key)
+
+        async def ask(leader: int, keys: Sequence[Key]) -> None:
+            body = encode_describe(keys)
+            try:
+                answer = await self._requests.request(leader, MessageType.DESCRIBE, body, timeout_s=_DESCRIBE_S)
+                rows = decode_described(answer)
+            except LogStoreError:
+                return
+            for key, (error, *offsets) in zip(keys, rows, strict=False):
+                if not error:
+                    found[key] = PartitionOffsets(*offsets)
+
+        await asyncio.gather(*(ask(leader, keys) for leader, keys in by_leader.items()))
+        return found
+
+    def with_journals(self, topic_id: UUID, partitions: Iterable[int]) -> set[int]:
+        found = {*self._coordinator.brokers_by_id}
+        for partition in partitions:
+            found.update(self._coordinator.partition_state(topic_id, partition).replicas)
+        with contextlib.suppress(OSError):
+            found.update(int(name) for name in self._filesystem.names(self._data / "brokers") if name.isdecimal())
+        return found
+
+    def report_offline(self) -> None:
+        self._reporting = asyncio.create_task(self._report_offline())
+
+    async def _report_offline(self) -> None:
+        reported: Mapping[str, Sequence[int]] = {}
+        while True:
+            if (here := self._coordinator.replicas_here()) != reported:
+                try:
+                    await self._coordinator.set_offline(here)
+                    reported = here
+                    log.error("broker.offline", topics=len(here), reason="the journal has failed: others lead")
+                except LogStoreError as error:
+                    log.warning("broker.offline_not_told", why=error.message)
+            await asyncio.sleep(_OFFLINE_S)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._reporting is not None:
+            self._reporting.cancel()
 
 
 def _error(answer: Answer, bad_request: type[LogStoreError]) -> LogStoreError:

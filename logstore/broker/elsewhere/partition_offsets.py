@@ -1,21 +1,14 @@
 """Offsets of partitions, whichever broker leads them: other leaders report theirs (DESCRIBE)."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from logstore.broker.elsewhere.forwarding import NOBODY, Router
-from logstore.broker.elsewhere.remote_appends import PeerRequests
-from logstore.errors import LeaderNotAvailableError, LogStoreError, OffsetOutOfRangeError
+from logstore.errors import LeaderNotAvailableError, OffsetOutOfRangeError
 from logstore.log.isolation import Isolation
 from logstore.log.log_reader import require_in_range
 from logstore.log.partition_log import PartitionLog
-from logstore.replication.protocol import DescribedRow, MessageType, decode_described, encode_describe
-
-# A leader that is gone must not hold up a list of all topics.
-_TIMEOUT_S: Final = 1.0
 
 
 class PartitionOffsets(NamedTuple):
@@ -70,41 +63,9 @@ OffsetsElsewhere = Mapping[Key, PartitionOffsets]
 NOTHING_ELSEWHERE: Final[OffsetsElsewhere] = MappingProxyType({})
 
 
-async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
-    """Return the offsets of those ``logs`` that other brokers lead: one message to each leader, all at once."""
-    found: dict[Key, PartitionOffsets] = {}
-    by_leader: dict[int, list[Key]] = {}
-    for log in logs:
-        if log.is_leader:
-            continue
-        key = log.topic_id, log.partition
-        found[key] = PartitionOffsets()
-        leader = router.leader_of(*key)
-        if leader not in (NOBODY, router.broker_id):
-            by_leader.setdefault(leader, []).append(key)
-
-    async def ask(leader: int, keys: Sequence[Key]) -> None:
-        try:
-            answer = await peers.request(leader, MessageType.DESCRIBE, encode_describe(keys), timeout_s=_TIMEOUT_S)
-            rows = decode_described(answer)
-        except LogStoreError:
-            return
-        for key, row in zip(keys, rows, strict=False):
-            if not row.error:
-                found[key] = _offsets(row)
-
-    await asyncio.gather(*(ask(leader, keys) for leader, keys in by_leader.items()))
-    return found
-
-
 def known_end(log: PartitionLog, elsewhere: OffsetsElsewhere) -> int | None:
     """Return the high watermark that the leader reports; None if it does not answer, or was elected just now."""
     if log.is_leader:
         return log.high_watermark if log.is_settled else None
     found = elsewhere.get((log.topic_id, log.partition))
     return None if found is None or found.high_watermark < 0 else found.high_watermark
-
-
-def _offsets(row: DescribedRow) -> PartitionOffsets:
-    _, *offsets = row
-    return PartitionOffsets(*offsets)

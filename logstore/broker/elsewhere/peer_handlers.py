@@ -7,7 +7,7 @@ leader can make. No quota is charged here.
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 from uuid import UUID
@@ -17,6 +17,7 @@ import pyarrow as pa
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, Forwarding, Principal, RequestContext
+from logstore.broker.elsewhere.nobody import Discovery
 from logstore.broker.produce.appends import PreparedRequest
 from logstore.broker.produce.records import Producing
 from logstore.errors import LeaderNotAvailableError, LogStoreError, MalformedMessageError, UnknownTopicIdError
@@ -50,15 +51,21 @@ class TopicsById(Protocol):
 
     def knows_id(self, topic_id: UUID) -> bool: ...
 
-    async def until_ids_known(self, topic_ids: Collection[UUID], timeout_s: float) -> None: ...
-
 
 class PeerHandlers:
     """Answers other brokers. ``topics`` finds a topic by its id."""
 
-    def __init__(self, producing: Producing, topics: TopicsById, admission: Admission, authorizer: Authorizer) -> None:
+    def __init__(
+        self,
+        producing: Producing,
+        topics: TopicsById,
+        discovery: Discovery,
+        admission: Admission,
+        authorizer: Authorizer,
+    ) -> None:
         self._producing = producing
         self._topics = topics
+        self._discovery = discovery
         #: Appends that wait for topics, and those behind them, in their order.
         self._held_up = asyncio.Lock()
         self._admission = admission
@@ -74,7 +81,7 @@ class PeerHandlers:
         topic_ids = {part.topic_id for part in append.parts}
         if self._held_up.locked() or not all(map(self._topics.knows_id, topic_ids)):
             async with self._held_up:
-                await self._topics.until_ids_known(topic_ids, _APPEARS_S)
+                await self._discovery.until_ids_known(topic_ids, _APPEARS_S)
         self._admission.require_ready()
         outcomes: list[AppendedPart | None] = [None] * len(append.parts)
         requests: list[PreparedRequest] = []

@@ -8,11 +8,12 @@ kind "nothing was stored", a part without a response one of the kind "unknown". 
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Collection, Sequence
+from typing import Final
 
 from logstore.broker.context import RequestContext
 from logstore.broker.elsewhere.forwarding import Router
+from logstore.broker.elsewhere.nobody import Appends, PeerRequests
 from logstore.broker.produce.appends import AppendedRequest, PreparedRequest, not_acknowledged
 from logstore.broker.produce.result import NO_OFFSET, PartitionResponse, ProduceResult
 from logstore.errors import (
@@ -24,14 +25,13 @@ from logstore.errors import (
     ThrottledError,
     UnknownTopicIdError,
 )
-from logstore.filesystem import Buffer
+from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.batch import EncodedBatch
 from logstore.records.batch_identity import NO_IDENTITY
 from logstore.replication.protocol import (
     Append,
     AppendPart,
-    Body,
     MessageType,
     decode_appended,
     encode_append,
@@ -41,15 +41,6 @@ from logstore.replication.protocol import (
 _LONGEST_MS: Final = 300_000
 # The leader's time-out error says more than one from here, so it gets this much extra time.
 _ANSWER_MS: Final = 1_000
-
-
-class PeerRequests(Protocol):
-    async def request(self, broker_id: int, message_type: MessageType, body: Body, *, timeout_s: float) -> Buffer:
-        """Return the body of the response; requests go out in the order of the calls.
-
-        Raises PeerUnavailableError, or the error with which the other broker answers.
-        """
-        ...
 
 
 class _DividedRequest:
@@ -99,9 +90,11 @@ class _DividedRequest:
 
 
 class Division:
-    """The requests of one call, divided by the brokers that append their parts."""
+    """The requests of one call, divided by the brokers that append their parts. ``send`` sends those of others."""
 
-    def __init__(self, requests: Sequence[PreparedRequest]) -> None:
+    def __init__(self, appends: "RemoteAppends", context: RequestContext, requests: Sequence[PreparedRequest]) -> None:
+        self._appends = appends
+        self._context = context
         self.requests = [_DividedRequest(one) for one in requests]
         #: The requests that this broker appends.
         self.here: list[PreparedRequest] = []
@@ -109,6 +102,13 @@ class Division:
         self._here: list[tuple[_DividedRequest, list[int]]] = []
         #: By leader: the request, the number of the part, and the part as it is sent.
         self.elsewhere: dict[int, list[tuple[_DividedRequest, int, AppendPart]]] = {}
+
+    def send(self, acks: int, timeout_ms: int | None) -> Awaitable[object]:
+        """Send the parts of other brokers. The result is done when all outcomes are placed; with acks=0, at once.
+
+        Raises ThrottledError if too much already waits for other brokers; then nothing is sent.
+        """
+        return self._appends.send(self._context, self, acks, timeout_ms)
 
     def add_here(self, request: _DividedRequest, one: PreparedRequest, places: list[int]) -> None:
         parts, payloads = [one.parts[at] for at in places], [one.payloads[at] for at in places]
@@ -129,7 +129,7 @@ class Division:
                 request.refuse(at, error)
 
 
-class RemoteAppends:
+class RemoteAppends(Appends):
     """Sends appends to other leaders. ``bytes_max`` bounds records that wait to be sent and need no response
     (acks=0).
     """
@@ -142,30 +142,22 @@ class RemoteAppends:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Wait until everything is sent."""
         if self._sending:
             await asyncio.wait(self._sending)
 
-    def has_part_in(self, requests: Sequence[PreparedRequest]) -> bool:
-        """Return True if another broker, or none, leads a partition of the requests."""
-        return any(_is_elsewhere(one.topic, part.partition) for one in requests for part in one.parts)
-
-    async def until_led(self, requests: Sequence[PreparedRequest]) -> None:
-        """Wait for partitions of the requests that this broker is about to lead."""
-        logs = [
+    def not_led(self, requests: Sequence[PreparedRequest]) -> Collection[PartitionLog]:
+        return [
             one.topic.partitions[part.partition]
             for one in requests
             for part in one.parts
             if _is_elsewhere(one.topic, part.partition)
         ]
-        if logs:
-            await self._router.until_led(logs)
 
-    def divide(self, context: RequestContext, requests: Sequence[PreparedRequest]) -> Division:
-        """Divide the requests. Parts without a leader, or that are not to be forwarded, have their errors
-        afterwards.
-        """
-        division = Division(requests)
+    def divide(self, context: RequestContext, requests: Sequence[PreparedRequest]) -> Division | None:
+        # Parts without a leader, or that are not to be forwarded, have their errors afterwards.
+        if not any(_is_elsewhere(one.topic, part.partition) for one in requests for part in one.parts):
+            return None
+        division = Division(self, context, requests)
         for request, one in zip(division.requests, requests, strict=True):
             here: list[int] = []
             for at, part in enumerate(one.parts):
@@ -183,13 +175,8 @@ class RemoteAppends:
                 division.add_here(request, one, here)
         return division
 
-    def begin(
-        self, context: RequestContext, division: Division, acks: int, timeout_ms: int | None
-    ) -> Awaitable[object]:
-        """Send the parts of other brokers. The result is done when all outcomes are placed; with acks=0, at once.
-
-        Raises ThrottledError if too much already waits for other brokers; then nothing is sent.
-        """
+    def send(self, context: RequestContext, division: Division, acks: int, timeout_ms: int | None) -> Awaitable[object]:
+        """Call ``Division.send``."""
         size = sum([part.inflated_bytes for parts in division.elsewhere.values() for _, _, part in parts])
         if acks == 0 and self._unanswered_bytes and self._unanswered_bytes + size > self._bytes_max:
             raise ThrottledError(

@@ -13,12 +13,13 @@ import msgspec
 import pyarrow as pa
 
 from logstore.broker.admission import Reservation
-from logstore.broker.context import RequestContext
+from logstore.broker.context import Forwarding, RequestContext
 from logstore.broker.elsewhere.forwarding import NOBODY, Router, no_leader
+from logstore.broker.elsewhere.nobody import Fetches
 from logstore.broker.fetch.purgatory import FetchLimits, WantedPartition
 from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError, UnknownTopicError
 from logstore.log.log_reader import FetchResult
-from logstore.log.topic import Topic
+from logstore.log.partition_log import PartitionLog
 from logstore.protocol.error_codes import error_of
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fetch_response
 from logstore.records.where.expression import text_of
@@ -29,48 +30,22 @@ _OK: Final = 200
 Asked = tuple[int, WantedPartition]
 
 
-class RemoteFetches:
-    def __init__(self, router: Router, http: PeerHttp) -> None:
-        self._router = router
+class DividedFetch:
+    """The partitions of a fetch that other brokers lead, by leader."""
+
+    def __init__(self, http: PeerHttp, context: RequestContext, by_leader: dict[int, list[Asked]]) -> None:
         self._http = http
-
-    async def until_known(self, names: Iterable[str]) -> None:
-        """Wait as ``Router.until_known`` does."""
-        await self._router.until_known(names)
-
-    def divide(self, context: RequestContext, found: list[WantedPartition | LogStoreError]) -> dict[int, list[Asked]]:
-        """Return, by leader, the partitions of ``found`` that others lead. In ``found``, replace a partition that has
-        no leader, or must not be forwarded, with its error.
-        """
-        elsewhere: dict[int, list[Asked]] = {}
-        for at, one in enumerate(found):
-            if not isinstance(one, WantedPartition) or one.log.is_leader:
-                continue
-            leader = self._router.leader(one.topic, one.log.partition)
-            if leader == self._router.broker_id:
-                # it is about to lead, or will learn that it does not; until then it refuses as any broker does
-                continue
-            if leader == NOBODY:
-                found[at] = no_leader(one.topic, one.log.partition)
-            elif (refusal := self._router.refusal(one.topic, one.log.partition, context)) is not None:
-                found[at] = refusal
-            else:
-                elsewhere.setdefault(leader, []).append((at, one))
-        return elsewhere
+        self._context = context
+        self.by_leader = by_leader
 
     async def fetch(
-        self,
-        leader: int,
-        context: RequestContext,
-        asked: Sequence[Asked],
-        limits: FetchLimits,
-        max_wait_ms: int,
-        reservation: Reservation,
+        self, leader: int, limits: FetchLimits, max_wait_ms: int, reservation: Reservation
     ) -> dict[int, FetchResult[pa.Buffer] | LogStoreError]:
-        """Return news of the asked partitions by their numbers; an error of the request becomes that of each.
+        """Return news of the leader's partitions by their numbers; an error of the request becomes that of each.
 
         Records are the content of ``PartitionData``, and are not counted.
         """
+        asked = self.by_leader[leader]
         body = msgspec.json.encode(
             {
                 "partitions": [
@@ -91,7 +66,7 @@ class RemoteFetches:
         )
         try:
             answer = await self._http.ask(
-                leader, "POST", "/fetch", context.encode(), body=body, accept=MEDIA_TYPE, reserve=reservation.grow
+                leader, "POST", "/fetch", self._context.encode(), body=body, accept=MEDIA_TYPE, reserve=reservation.grow
             )
             content = pa.py_buffer(b"".join(answer.body))
             if answer.status != _OK:
@@ -103,16 +78,44 @@ class RemoteFetches:
         except LogStoreError as error:
             return {at: error for at, _ in asked}
 
-    async def offset_for_timestamp(
-        self, context: RequestContext, topic: Topic, partition: int, timestamp_ms: int
-    ) -> tuple[int, int] | None:
-        """Call ``Fetching.offset_for_timestamp`` at the leader. Raises LeaderNotAvailableError, and the leader's own
-        errors.
-        """
-        leader = self._router.leader(topic, partition)
+
+class RemoteFetches(Fetches):
+    def __init__(self, router: Router, http: PeerHttp) -> None:
+        self._router = router
+        self._http = http
+
+    def unknown(self, names: Iterable[str]) -> Sequence[str]:
+        return self._router.unknown(names)
+
+    def divide(self, context: RequestContext, found: list[WantedPartition | LogStoreError]) -> DividedFetch | None:
+        elsewhere: dict[int, list[Asked]] = {}
+        for at, one in enumerate(found):
+            if not isinstance(one, WantedPartition) or one.log.is_leader:
+                continue
+            leader = self._router.leader(one.topic, one.log.partition)
+            if leader == self._router.broker_id:
+                # it is about to lead, or will learn that it does not; until then it refuses as any broker does
+                continue
+            if leader == NOBODY:
+                found[at] = no_leader(one.log)
+            elif (refusal := self._router.refusal(one.topic, one.log.partition, context)) is not None:
+                found[at] = refusal
+            else:
+                elsewhere.setdefault(leader, []).append((at, one))
+        return DividedFetch(self._http, context, elsewhere) if elsewhere else None
+
+    def leader(self, context: RequestContext, log: PartitionLog) -> int | None:
+        if context.forwarding is Forwarding.DONE:
+            return None
+        leader = self._router.leader_of(log.topic_id, log.partition)
         if leader == NOBODY:
-            raise no_leader(topic, partition)
-        path = f"/topics/{urllib.parse.quote(topic.name)}/partitions/{partition}/offsets?timestamp={timestamp_ms}"
+            raise no_leader(log)
+        return leader
+
+    async def offset_for_timestamp(
+        self, leader: int, context: RequestContext, log: PartitionLog, timestamp_ms: int
+    ) -> tuple[int, int] | None:
+        path = f"/topics/{urllib.parse.quote(log.topic)}/partitions/{log.partition}/offsets?timestamp={timestamp_ms}"
         try:
             answer = await self._http.ask(leader, "GET", path, context.encode())
         except PeerUnavailableError as error:

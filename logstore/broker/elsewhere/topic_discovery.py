@@ -9,15 +9,19 @@ between table and registration; and it finishes deletions that were begun.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Collection
+from typing import ClassVar, Final, Protocol
 from uuid import UUID
 
 import structlog
 
+from logstore.broker.elsewhere.nobody import Discovery
 from logstore.cluster.coordinator import ADOPT, Coordinator, RegisteredTopic
 from logstore.errors import LogStoreError, unforeseen
+from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
+from logstore.names import is_legal_name
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -27,6 +31,8 @@ _RETRY_MAX_S: Final = 30.0
 #: Seconds that a request waits for ZooKeeper's state of a topic, and then for an existing topic to be served.
 _LOOK_FOR_S: Final = 2.0
 _SERVED_S: Final = 10.0
+#: Seconds that appends wait for a partition that this broker was elected to lead.
+_LED_S: Final = 2.0
 #: Seconds between two looks of the controller at all tables.
 _LOOK_S: Final = 30.0
 
@@ -34,7 +40,14 @@ _LOOK_S: Final = 30.0
 class ServedTopics(Protocol):
     """The topics that this broker serves; ``Topics``. Changes are made under its lock."""
 
+    @property
+    def lock(self) -> asyncio.Lock: ...
+
     def served(self, name: str) -> Topic | None: ...
+
+    def is_known(self, name: str, partitions: int = 1) -> bool: ...
+
+    def knows_id(self, topic_id: UUID) -> bool: ...
 
     def forget_gone(self) -> None:
         """Let the journal free the records of topics that are certainly deleted."""
@@ -73,15 +86,17 @@ class ServedTopics(Protocol):
         ...
 
 
-class TopicDiscovery:
+class TopicDiscovery(Discovery):
     """Makes the served topics agree with the registered ones. It is made before the tables are read, so that later
     changes are checked again.
     """
 
-    def __init__(self, topics: ServedTopics, coordinator: Coordinator, lock: asyncio.Lock) -> None:
+    leads_before_journal: ClassVar[bool] = False
+
+    def __init__(self, topics: ServedTopics, coordinator: Coordinator) -> None:
         self._topics = topics
         self._coordinator = coordinator
-        self._lock = lock
+        self._lock = topics.lock
         #: The versions of the registrations that were seen.
         self._versions: dict[UUID, int] = {}
         #: The partitions that this broker has led since its start, and checked as their leader.
@@ -103,13 +118,15 @@ class TopicDiscovery:
         coordinator.on_election(self._elected)
 
     def start(self) -> None:
-        """Begin, once the tables were read."""
         self._started.set()
         self._tasks = [asyncio.create_task(self._settle_all()), asyncio.create_task(self._look_now_and_then())]
 
     def leadership_changed(self, topic: Topic) -> None:
-        """Check the topic's table again, as its leader: after its start a broker of a cluster leads nothing yet."""
+        # After its start a broker of a cluster leads nothing yet.
         self._registered(topic.name)
+
+    def is_adopted(self, name: str) -> bool:
+        return self._coordinator.registered_topic(name) is not None
 
     async def stop(self) -> None:
         tasks = self._tasks if self._looking is None else [*self._tasks, self._looking]
@@ -118,7 +135,6 @@ class TopicDiscovery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a change that makes ``reached`` true. Return True if it came in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not reached():
@@ -126,17 +142,30 @@ class TopicDiscovery:
                     await self._changed.wait()
         return reached()
 
-    async def find(self, name: str, partitions: int, is_served: Callable[[], bool]) -> None:
-        """Look for a topic, or this many partitions of it, before it is reported as missing. If the cluster has it,
-        wait until ``is_served``, for some seconds at most.
-        """
+    async def until_led(self, logs: Collection[PartitionLog]) -> None:
+        def is_pending(log: PartitionLog) -> bool:
+            if log.is_leader or log.is_closed:
+                return False
+            return self._coordinator.partition_state(log.topic_id, log.partition).leader == self._coordinator.broker_id
+
+        if any(map(is_pending, logs)):
+            await self.until(lambda: not any(map(is_pending, logs)), _LED_S)
+
+    async def until_ids_known(self, topic_ids: Collection[UUID], timeout_s: float) -> None:
+        await self.until(lambda: all(map(self._topics.knows_id, topic_ids)), timeout_s)
+
+    async def until_known(self, name: str, partitions: int = 1) -> None:
+        # If the cluster has the topic, it is served here within some seconds.
+        if self._topics.is_known(name, partitions) or not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
+            return
         with contextlib.suppress(TimeoutError, LogStoreError):
             async with asyncio.timeout(_LOOK_FOR_S):
                 await self._look(name)
 
         def is_settled() -> bool:
             found = self._coordinator.registered_topic(name)
-            return is_served() or found is None or found.deleting or found.num_partitions < partitions
+            is_known = self._topics.is_known(name, partitions)
+            return is_known or found is None or found.deleting or found.num_partitions < partitions
 
         await self.until(is_settled, _SERVED_S)
 

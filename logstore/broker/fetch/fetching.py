@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from logstore.broker.admission import Admission, Reservation
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
-from logstore.broker.context import Forwarding, RequestContext
+from logstore.broker.context import RequestContext
+from logstore.broker.elsewhere.nobody import Elsewhere
 from logstore.broker.fetch.purgatory import (
     FetchLimits,
     Gone,
@@ -45,7 +46,7 @@ from logstore.segments.row_group_files import write_row_group_file
 from logstore.threads import threads
 
 if TYPE_CHECKING:  # one node asks no other broker
-    from logstore.broker.elsewhere.remote_fetches import Asked, RemoteFetches
+    from logstore.broker.elsewhere.remote_fetches import Asked, DividedFetch
 
 __all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone", "WantedPartition"]
 
@@ -104,6 +105,7 @@ class Fetching:
         find_topic: Callable[[str], Topic],
         admission: Admission,
         authorizer: Authorizer,
+        elsewhere: Elsewhere,
     ) -> None:
         self._threads = threads().pool(4, "read")
         self._reader = LogReader(journal, self._threads, refresh)
@@ -111,8 +113,9 @@ class Fetching:
         self._stored = _Form(self._reader.read_stored, _stored_of, _stored_bytes)
         self._decoded = _Form(self._reader.read, _decoded_of, lambda result: result.num_bytes)
         self._batches = _Form(self._reader.read_batches, None, lambda result: result.num_bytes)
-        #: The way to the leaders of other partitions; None on one node.
-        self.remote: RemoteFetches | None = None
+        #: The way to the leaders of other partitions.
+        self._elsewhere = elsewhere.fetches
+        self._wait_until_known = elsewhere.until_known
         self._admission = admission
         self._answers = admission.answers
         self._authorizer = authorizer
@@ -120,7 +123,7 @@ class Fetching:
     def close(self) -> None:
         self._threads.shutdown()
 
-    async def fetch_stored(
+    async def stored(
         self,
         context: RequestContext,
         partitions: Sequence[FetchPartition],
@@ -136,7 +139,7 @@ class Fetching:
         form = self._stored if limits.where is None else self._stored_where(limits.where)
         return await self._fetch(context, partitions, limits, gone, form, 1)
 
-    async def fetch_records(
+    async def records(
         self,
         context: RequestContext,
         partitions: Sequence[FetchPartition],
@@ -145,16 +148,16 @@ class Fetching:
         *,
         copies: float = 2,
     ) -> Fetched[pa.Table]:
-        """Fetch as ``fetch_stored`` does, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the
+        """Fetch as ``stored`` does, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the
         records, and for the copies that the caller makes.
         """
         form = self._decoded if limits.where is None else self._decoded_where(limits.where)
         return await self._fetch(context, partitions, limits, gone, form, copies)
 
-    async def fetch_batches(
+    async def batches(
         self, context: RequestContext, wanted: Sequence[WantedPartition], limits: FetchLimits
     ) -> Fetched[list[Buffer]]:
-        """Fetch as ``fetch_stored`` does, with the bytes of Kafka's record batches. Kafka's clients ask the leaders
+        """Fetch as ``stored`` does, with the bytes of Kafka's record batches. Kafka's clients ask the leaders
         themselves, so partitions that are led elsewhere get NotLeaderOrFollowerError.
         """
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
@@ -162,7 +165,7 @@ class Fetching:
         fetched = await self._fetch_here(permissions, wanted, limits, None, self._batches, 1)
         return self._charged(context, fetched, self._batches)
 
-    async def fetch(
+    async def partition(
         self,
         context: RequestContext,
         topic: Topic,
@@ -200,8 +203,8 @@ class Fetching:
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         log = topic.partition(partition)
-        if self.remote is not None and not log.is_leader and context.forwarding is not Forwarding.DONE:
-            return await self.remote.offset_for_timestamp(context, topic, partition, timestamp_ms)
+        if not log.is_leader and (leader := self._elsewhere.leader(context, log)) is not None:
+            return await self._elsewhere.offset_for_timestamp(leader, context, log, timestamp_ms)
         log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
@@ -243,17 +246,14 @@ class Fetching:
         copies: float,
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
-        if self.remote is not None:
-            await self.remote.until_known(one.topic for one in partitions)
+        if unknown := self._elsewhere.unknown(one.topic for one in partitions):
+            await self._wait_until_known(unknown)
         permissions = Permissions(self._authorizer, context)
         found = self._find(partitions, permissions, limits.isolation)
-        if (
-            self.remote is not None
-            and form.read_remote is not None
-            and (elsewhere := self.remote.divide(context, found))
-        ):
+        division = self._elsewhere.divide(context, found)
+        if division is not None and form.read_remote is not None:
             fetched = await self._fetch_everywhere(
-                self.remote, form.read_remote, context, found, elsewhere, limits, gone, form, copies
+                division, form.read_remote, context, found, limits, gone, form, copies
             )
         else:
             fetched = await self._fetch_here(permissions, found, limits, gone, form, copies)
@@ -298,11 +298,10 @@ class Fetching:
 
     async def _fetch_everywhere(
         self,
-        remote: "RemoteFetches",
+        division: "DividedFetch",
         read_remote: Callable[[pa.Buffer, int], tuple[T, int]],
         context: RequestContext,
         found: Sequence[WantedPartition | LogStoreError],
-        elsewhere: "dict[int, list[Asked]]",
         limits: FetchLimits,
         gone: Gone | None,
         form: _Form[T],
@@ -312,6 +311,7 @@ class Fetching:
         part of what is missing: when there is enough, at least one of them has its part. Then ask all again. Each
         leader has an equal part of ``max_bytes``.
         """
+        elsewhere = division.by_leader
         sources = _Sources(list(elsewhere.values()), len(found))
         here = sources.here
         enough = min(max(1, limits.min_bytes), limits.max_bytes)
@@ -328,7 +328,7 @@ class Fetching:
             reservation = self._answers.reserve()
             try:
                 wanted_here = replace(share, min_bytes=min_bytes)
-                raw = await remote.fetch(leader, context, asked, wanted_here, max_wait_ms, reservation)
+                raw = await division.fetch(leader, wanted_here, max_wait_ms, reservation)
                 answers: dict[int, FetchResult[T] | LogStoreError] = {}
                 for at, wanted in asked:
                     one = raw.get(at)

@@ -181,7 +181,7 @@ class BatchProducing:
     def close(self) -> None:
         self._checkers.shutdown()
 
-    async def produce_batches(
+    async def produce(
         self,
         context: RequestContext,
         requests: Sequence[TopicBatches],

@@ -8,7 +8,7 @@ offsets is the order of frames. A request with an identity is also claimed and a
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.elsewhere.remote_appends import RemoteAppends
+from logstore.broker.elsewhere.nobody import Elsewhere
 from logstore.broker.produce.appends import (
     Appended,
     AppendedRequest,
@@ -56,6 +56,9 @@ from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, BatchIdentity, I
 from logstore.records.payload import decode_payload, encode_payload
 from logstore.threads import threads
 
+if TYPE_CHECKING:  # one node imports nothing of the traffic between brokers
+    from logstore.broker.elsewhere.remote_appends import Division
+
 # Above this, splitting and encoding a request would hold up the event loop for milliseconds.
 _ENCODE_IN_THREAD_BYTES = 1 * MIB
 
@@ -81,6 +84,7 @@ class Producing:
         authorizer: Authorizer,
         coordinator: Coordinator,
         filesystem: FileSystem,
+        elsewhere: Elsewhere,
         appended: Callable[[Topic, Iterable[int]], None],
     ) -> None:
         self._journal = journal
@@ -88,12 +92,13 @@ class Producing:
         self._authorizer = authorizer
         self._coordinator = coordinator
         self._filesystem = filesystem
+        #: The way to the leaders of other partitions.
+        self._elsewhere = elsewhere.appends
+        self._wait_until_led = elsewhere.router.until_led
         self._appended = appended
         #: Steps that must know of a request's partitions before they change. They are awaited in turn, between the
         #: check and encoding of the request and its claim of offsets. An error refuses the request.
         self.before_claim: list[BeforeClaim] = []
-        #: The way to the leaders of other partitions; None on one node.
-        self.remote: RemoteAppends | None = None
         # Turns are counted per topic. A common count would send alternating topics to one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
         # Few threads are enough, because each holds a request twice: as sent and as stored.
@@ -166,8 +171,9 @@ class Producing:
     async def _append_and_wait(
         self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
     ) -> list[ProduceResult]:
-        if self.remote is not None and self.remote.has_part_in(prepared):
-            return await self._append_everywhere(self.remote, context, prepared, acks, timeout_ms)
+        if (division := self._elsewhere.divide(context, prepared)) is not None:
+            prepared.clear()
+            return await self._append_everywhere(context, division, acks, timeout_ms)
         appended = await self.append_here(context, prepared, acks, timeout_ms)
         return [one.result() for one in appended]
 
@@ -183,8 +189,8 @@ class Producing:
         """Append requests whose partitions this broker leads. Afterwards the journal has them, in the order of the
         calls unless a call waits for a partition's leader or a step.
         """
-        if self.remote is not None:
-            await self.remote.until_led(prepared)
+        if logs := self._elsewhere.not_led(prepared):
+            await self._wait_until_led(logs)
         for step in self.before_claim:
             await step(context, [(one.topic, [p.partition for p in one.parts], one.identities) for one in prepared])
         self._admission.require_ready()
@@ -217,17 +223,10 @@ class Producing:
                     one.refuse(at, error)
 
     async def _append_everywhere(
-        self,
-        remote: RemoteAppends,
-        context: RequestContext,
-        prepared: list[PreparedRequest],
-        acks: int,
-        timeout_ms: int | None,
+        self, context: RequestContext, division: "Division", acks: int, timeout_ms: int | None
     ) -> list[ProduceResult]:
         """Append each part at its leader, all at once. A refusal by one broker is the error of its parts."""
-        division = remote.divide(context, prepared)
-        prepared.clear()
-        sent = remote.begin(context, division, acks, timeout_ms)
+        sent = division.send(acks, timeout_ms)
         if division.here:
             try:
                 appended = await self.append_here(context, division.here, acks, timeout_ms)

@@ -119,7 +119,7 @@ class TopicCatalog:
 
     def __init__(self, root: TableRoot, *, is_shared: bool = False) -> None:
         self._root = root
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         root.prepare()
 
     def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
@@ -134,7 +134,7 @@ class TopicCatalog:
             log.warning("catalog.not_a_topic", path=self._root.where(name))
         for name in self._root.strays():
             log.warning("catalog.not_a_topic", path=self._root.where(name))
-        open_one = functools.partial(self.open, mend=not self._is_shared)
+        open_one = functools.partial(self.open, mend=not self.is_shared)
         with threads().pool(_OPENERS, "open") as opening:
             found = dict(zip(names, opening.map(open_one, names), strict=True))
         tables = {name: table for name, table in found.items() if isinstance(table, TopicTable)}
@@ -238,5 +238,5 @@ class TopicCatalog:
     def forget_deleted(self, in_journal: Collection[uuid.UUID]) -> None:
         """Forget deleted topics except those ``in_journal``: the journal no longer has records of the others."""
         for topic_id in self.deleted().difference(in_journal):
-            if not self._is_shared or self._root.now_ms() - self._root.removed_ms(topic_id) > _REMEMBERED_MS:
+            if not self.is_shared or self._root.now_ms() - self._root.removed_ms(topic_id) > _REMEMBERED_MS:
                 self._root.forget(topic_id)

@@ -7,7 +7,7 @@ cancelled.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
@@ -16,6 +16,7 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import Forwarding, RequestContext
+from logstore.broker.elsewhere.nobody import Elsewhere
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.catalog import check_no_collision, check_topic_name
 from logstore.broker.topics.served import Topics
@@ -60,6 +61,7 @@ class TopicChanges:
         schedule: RollSchedule,
         admission: Admission,
         authorizer: Authorizer,
+        elsewhere: Elsewhere,
     ) -> None:
         self._topics = topics
         self._settings = settings
@@ -68,8 +70,7 @@ class TopicChanges:
         self._schedule = schedule
         self._admission = admission
         self._authorizer = authorizer
-        #: Makes a topic at the controller; None on one node.
-        self.create_at_controller: Callable[[RequestContext, str], Awaitable[None]] | None = None
+        self._elsewhere = elsewhere
 
     async def create(
         self,
@@ -124,8 +125,8 @@ class TopicChanges:
 
         if (found := self._topics.served(name)) is not None:
             return found
-        if self._topics.discovery is not None and not self._is_controller:
-            await self._topics.discovery.until(lambda: self._is_served(name) or self._is_controller, _APPEARS_S)
+        if not self._is_controller:
+            await self._elsewhere.discovery.until(lambda: self._is_served(name) or self._is_controller, _APPEARS_S)
         if not self._is_controller and not self._is_served(name):
             raise CoordinatorNotAvailableError(f"The controller has not made {name} yet. Try again in a few seconds.")
         topic = await self._change(find_or_create())
@@ -155,7 +156,7 @@ class TopicChanges:
             states = (self._coordinator.partition_state(topic.topic_id, p.partition) for p in topic.partitions)
             return topic.deleted or all(state.leader >= 0 for state in states)
 
-        if self._topics.discovery is not None and not await self._topics.discovery.until(is_led, _LEADERS_S):
+        if not await self._elsewhere.discovery.until(is_led, _LEADERS_S):
             raise RequestTimedOutError(
                 f"Topic {topic.name!r} is there, and not all of its partitions have a leader yet: see the log of "
                 "the controller."
@@ -199,12 +200,11 @@ class TopicChanges:
             )
         self._admission.require_ready()
         with contextlib.suppress(TopicExistsError):  # another request was faster
-            if self.create_at_controller is None or self._is_controller or context.forwarding is Forwarding.DONE:
+            if self._is_controller or context.forwarding is Forwarding.DONE:
                 await self.create(context, name)
             else:
-                await self.create_at_controller(context, name)
-        if self._topics.discovery is not None:
-            await self._topics.discovery.until(lambda: self._is_served(name), _APPEARS_S)
+                await self._elsewhere.create_topic(context, name)
+        await self._elsewhere.discovery.until(lambda: self._is_served(name), _APPEARS_S)
         return self._topics.get(name)
 
     async def _create(

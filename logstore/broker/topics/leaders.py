@@ -1,4 +1,4 @@
-"""The cluster as a broker sees it: the states of all partitions, their counts, elections and reassignments."""
+"""Leaders and replicas of partitions: their states, how many lack something, elections and reassignments."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,10 +32,15 @@ def is_under_min_isr(topic: Topic, state: PartitionState) -> bool:
     return len(state.in_sync_replicas) < min(topic.config.min_insync_replicas, len(state.replicas))
 
 
-class Cluster:
+class Leaders:
     def __init__(self, coordinator: Coordinator, authorizer: Authorizer) -> None:
         self._coordinator = coordinator
         self._authorizer = authorizer
+
+    def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
+        """Return the leader and the replicas of a partition. Raises TopicAuthorizationError."""
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        return self._coordinator.partition_state(topic.topic_id, partition)
 
     def partition_states(self, context: RequestContext, topic: Topic) -> list[PartitionState]:
         """Return the leader and the replicas of each partition. Raises TopicAuthorizationError."""

@@ -4,7 +4,14 @@ import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.context import RequestContext
+from logstore.broker.elsewhere.nobody import Discovery
+from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.recovery import Unserved
+from logstore.broker.topics.served import Topics
+from logstore.cluster.coordinator import ADOPT, Coordinator
 from logstore.delta.foreign_ranges import RefusedFile
 from logstore.delta.table_features import APPEND_ONLY_PROPERTY
 from logstore.errors import QuarantinedError
@@ -40,6 +47,46 @@ class TopicProblem:
     state: ProblemState
     reason: str
     remedy: str
+
+
+class Problems:
+    def __init__(
+        self,
+        by_name: Mapping[str, Topic],
+        topics: Topics,
+        schedule: RollSchedule,
+        coordinator: Coordinator,
+        discovery: Discovery,
+        admission: Admission,
+        authorizer: Authorizer,
+    ) -> None:
+        self._by_name = by_name
+        self._topics = topics
+        self._schedule = schedule
+        self._coordinator = coordinator
+        self._discovery = discovery
+        self._admission = admission
+        self._authorizer = authorizer
+
+    def all(self, context: RequestContext) -> list[TopicProblem]:
+        """Return problems of topics that the principal may describe, by name; empty when all are served whole."""
+        failures = {
+            topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed and not topic.deleted
+        }
+        refused = {topic for topic in failures if self._admission.refuses(topic)}
+        unopened = {**self._topics.quarantined, **self._not_adopted()}
+        damaged = self._coordinator.damaged_topics
+        found = find_problems(self._by_name, unopened, self._topics.unserved, failures, refused, damaged)
+        shown = self._authorizer.described(context, [problem.topic for problem in found])
+        return [problem for problem in found if problem.topic in shown]
+
+    def _not_adopted(self) -> dict[str, QuarantinedError]:
+        """Return topics whose tables have records, and that the cluster does not know: they have no leader."""
+        return {
+            name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
+            for name, topic in self._by_name.items()
+            if not self._discovery.is_adopted(name) and any(p.log_end_offset for p in topic.partitions)
+        }
 
 
 def find_problems(

@@ -1,5 +1,5 @@
-"""The topics that are served: found at the start, and looked up. ``TopicChanges`` makes and removes them on one node
-and at the controller; on other brokers ``TopicDiscovery`` does.
+"""The topics that are served: found at the start, and looked up. ``TopicChanges`` makes and removes them, on one node
+and at the controller; on the other brokers of a cluster they appear and disappear by ``TopicDiscovery``.
 
 Invariant: one change of the catalogue at a time, under ``lock``.
 """
@@ -8,23 +8,20 @@ import asyncio
 import functools
 import urllib.parse
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
-from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.broker.elsewhere.topic_discovery import TopicDiscovery
+from logstore.broker.elsewhere.nobody import Discovery
 from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.catalog import TopicCatalog
-from logstore.broker.topics.problems import TopicProblem, find_problems
 from logstore.broker.topics.recovery import Unserved, end_at_holes, recover_partitions, recover_topic
 from logstore.broker.topics.removals import Removals
 from logstore.clock import Clock
-from logstore.cluster.coordinator import ADOPT, Coordinator, KnownTopic, PartitionState
+from logstore.cluster.coordinator import Coordinator, KnownTopic, PartitionState
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
@@ -54,18 +51,11 @@ from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Seconds that a new partition may be without a leader before its request is answered with an error.
-_LEADERS_S = 15.0
-#: Seconds that a broker waits for a topic that the controller makes.
-_APPEARS_S = 10.0
-#: Seconds that appends wait for a partition that this broker was elected to lead.
-_LED_S = 2.0
-
-T = TypeVar("T")
-
 
 class Topics:
-    """``by_name`` is shared with the schedule of rolls; only this class changes it."""
+    """``by_name`` is shared with the schedule of rolls; only this class changes it. ``appeared`` is called with a topic
+    that another broker made, once it is served here.
+    """
 
     def __init__(
         self,
@@ -77,9 +67,9 @@ class Topics:
         roller: Roller,
         schedule: RollSchedule,
         replicas: Replicas,
-        admission: Admission,
         authorizer: Authorizer,
         clock: Clock,
+        appeared: Callable[[Topic], None],
     ) -> None:
         self._topics = by_name
         self._settings = settings
@@ -91,45 +81,44 @@ class Topics:
         self._roller = roller
         self._schedule = schedule
         self._replicas = replicas
-        self._admission = admission
         self._authorizer = authorizer
         self._clock = clock
+        self._appeared = appeared
         self.removals = Removals(catalog, journal, self.lock)
         self.removals.listeners.append(self._removed)
-        #: Called with a topic that another broker made, once it is served here.
-        self.appeared: Callable[[Topic], None] = lambda _: None
-        #: Loads the erasures in the table of ``__erasures``.
-        self.load_erasures: Callable[[Topic], Awaitable[None]] = _nothing_erased
-        #: None on one node.
-        self.discovery: TopicDiscovery | None = None
-        if settings.zookeeper_connect is not None:
-            self.discovery = TopicDiscovery(self, coordinator, self.lock)
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: Topics that other brokers made, and that are about to be served.
         self._appearing: set[str] = set()
         #: By name, the reason why a topic whose directory exists is not served.
-        self._quarantined: dict[str, QuarantinedError] = {}
-        self._unserved = Unserved({}, {}, {}, set())
+        self.quarantined: dict[str, QuarantinedError] = {}
+        #: The records in the journal of partitions that are not served.
+        self.unserved = Unserved({}, {}, {}, set())
 
     def _has_copies(self, topic_id: uuid.UUID, partition: int) -> bool:
         """Return True if other brokers also have the partition, as far as ZooKeeper knows."""
         return len(self._coordinator.partition_state(topic_id, partition).replicas) > 1
 
-    async def recover(self, filesystem: FileSystem, tails: Mapping[PartitionKey, JournalTail]) -> None:
+    async def recover(
+        self,
+        filesystem: FileSystem,
+        tails: Mapping[PartitionKey, JournalTail],
+        discovery: Discovery,
+        load_erasures: Callable[[Topic], Awaitable[None]],
+    ) -> None:
         """Bring every topic to its state before the stop, and start the journal. Raises CorruptionError.
 
-        ``tails`` has the journal's frames of each partition.
+        ``tails`` has the journal's frames of each partition. ``load_erasures`` reads the table of ``__erasures``.
         """
-        tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
-        if self.discovery is not None:
-            tables |= await self._mend(list(self._quarantined))
+        tables, self.quarantined = await asyncio.to_thread(self._catalog.load)
+        if self._catalog.is_shared:
+            tables |= await self._mend(list(self.quarantined))
         for name, table in tables.items():
             self._add(self._topic(name, table, table.latest))
         by_id = self._by_id
         self._deleted = frozenset(self._catalog.deleted())
         ended = end_at_holes(tails, by_id, self._has_copies) if self._coordinator.may_lack_frames else []
-        self._unserved = await asyncio.to_thread(
+        self.unserved = await asyncio.to_thread(
             recover_partitions,
             self._journal,
             tails,
@@ -140,16 +129,15 @@ class Topics:
         if self._coordinator.is_migration:
             self._require_all_served()
         await self._coordinator.find_leaders([_known(topic) for topic in by_id.values()])
-        if self.discovery is None:
+        if discovery.leads_before_journal:
             self._coordinator.listen(self._partition_changed)
-        self._schedule.unserved = self._unserved.partitions
-        for topic_id, count in self._unserved.lost_partitions.items():
+        self._schedule.keep_unserved(self.unserved.partitions)
+        for topic_id, count in self.unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
-        await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
+        await asyncio.to_thread(self._catalog.forget_deleted, self.unserved.deleted)
         truncations = [p.truncation(p.log_end_offset, 0) for p in ended if p.recovered]
         await self._journal.start(self._snapshot_frames, self._coordinator.journal_record, truncations)
-        if self.discovery is not None:
-            # Followers append to the journal as soon as they begin to follow.
+        if not discovery.leads_before_journal:
             self._coordinator.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
@@ -157,9 +145,8 @@ class Topics:
         for topic in sorted(self._topics.values(), key=lambda topic: topic.name != ERASURES_TOPIC):
             await self.look_at_start(topic)
             if topic.name == ERASURES_TOPIC:
-                await self.load_erasures(topic)
-        if self.discovery is not None:
-            self.discovery.start()
+                await load_erasures(topic)
+        discovery.start()
 
     async def _mend(self, names: Sequence[str]) -> dict[str, TopicTable]:
         """Return the tables among ``names`` that can be served once their logs are mended, by one broker at a time."""
@@ -172,14 +159,14 @@ class Topics:
                 found = await asyncio.to_thread(self._catalog.open, name, mend=True)
             if isinstance(found, TopicTable):
                 mended[name] = found
-                del self._quarantined[name]
+                del self.quarantined[name]
         return mended
 
     def _require_all_served(self) -> None:
         """Raise DataDirectoryError unless all topics are served: a store of one node becomes a cluster whole."""
-        unserved = {str(topic_id) for topic_id, _ in self._unserved.partitions if topic_id not in self._by_id}
+        unserved = {str(topic_id) for topic_id, _ in self.unserved.partitions if topic_id not in self._by_id}
         unserved |= {t.name for t in self._topics.values() if any(p.quarantined for p in t.partitions)}
-        for name in sorted({*self._quarantined, *unserved}):
+        for name in sorted({*self.quarantined, *unserved}):
             raise DataDirectoryError(
                 f"Topic {name} is quarantined: start the store without zookeeper.connect, mend it, as logstore doctor "
                 "tells, and then start the cluster."
@@ -187,7 +174,7 @@ class Topics:
 
     def _is_gone(self, topic_id: uuid.UUID) -> bool:
         """Return True if the topic was certainly deleted: an unreadable table might be its table."""
-        unknown = [name for name in self._quarantined if self._coordinator.registered_topic(name) is None]
+        unknown = [name for name in self.quarantined if self._coordinator.registered_topic(name) is None]
         return not unknown and self._coordinator.is_gone(topic_id)
 
     async def _add_lost_partitions(self, topic: Topic, count: int) -> None:
@@ -203,8 +190,6 @@ class Topics:
 
     async def stop(self) -> None:
         """Let a removal under way finish; the next start finishes the others."""
-        if self.discovery is not None:
-            await self.discovery.stop()
         async with self.lock:
             self.removals.stop()
 
@@ -226,7 +211,7 @@ class Topics:
 
     def _add(self, topic: Topic) -> None:
         self._topics[topic.name] = self._by_id[topic.topic_id] = topic
-        topic.changed = self._table_changed
+        topic.on_change(self._table_changed)
 
     def _table_changed(self, topic: Topic) -> None:
         """Report the topic's partitions to the coordinator, and apply their state: another broker may have registered
@@ -247,7 +232,7 @@ class Topics:
     def _snapshot_frames(self) -> list[Frame]:
         logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
         served = {(p.topic_id, p.partition) for p in logs if p.recovered}
-        kept = [k.snapshot for key, k in self._unserved.partitions.items() if k.snapshot and key not in served]
+        kept = [k.snapshot for key, k in self.unserved.partitions.items() if k.snapshot and key not in served]
         return [*(p.snapshot_frame() for p in logs if p.recovered), *kept]
 
     # ---- lookups ----------------------------------------------------------------------------------------------------
@@ -280,8 +265,8 @@ class Topics:
         """
         topic = self._topics.get(name)
         if topic is None:
-            if name in self._quarantined:
-                raise self._quarantined[name]
+            if name in self.quarantined:
+                raise self.quarantined[name]
             if (registered := self._coordinator.registered_topic(name)) is not None and not registered.deleting:
                 raise LeaderNotAvailableError(f"This broker is about to serve topic {name!r}: try again.")
             raise _unknown(name)
@@ -292,43 +277,17 @@ class Topics:
 
     def names(self) -> list[str]:
         """Return the names that are taken: those of served topics, and those of topics that cannot be served."""
-        return [*self._topics, *self._quarantined]
+        return [*self._topics, *self.quarantined]
 
     def partition_log(self, topic_id: uuid.UUID, partition: int) -> PartitionLog | None:
         """Return a partition's log by its topic's id, for other brokers; None if it is not known here."""
         topic = self._by_id.get(topic_id)
         return None if topic is None or not 0 <= partition < len(topic.partitions) else topic.partitions[partition]
 
-    async def until_known(self, name: str, partitions: int = 1) -> None:
-        """Wait, in a cluster, for a topic, or this many partitions of it, that another broker may have just made.
-        Afterwards ``get`` reports it as missing only if it is.
-        """
-        if self.discovery is None or self.is_known(name, partitions) or not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
-            return
-        await self.discovery.find(name, partitions, lambda: self.is_known(name, partitions))
-
-    async def until_led(self, logs: Collection[PartitionLog]) -> None:
-        """Wait, in a cluster, for partitions that this broker was just elected to lead, and does not lead yet; for some
-        seconds at most.
-        """
-
-        def is_pending(log: PartitionLog) -> bool:
-            if log.is_leader or log.is_closed:
-                return False
-            return self._coordinator.partition_state(log.topic_id, log.partition).leader == self._coordinator.broker_id
-
-        if self.discovery is not None and any(map(is_pending, logs)):
-            await self.discovery.until(lambda: not any(map(is_pending, logs)), _LED_S)
-
     def is_known(self, name: str, partitions: int = 1) -> bool:
         """Return True if ``get`` finds the topic, with this many partitions, or knows that it is quarantined."""
         topic = None if name in self._appearing else self._topics.get(name)
-        return name in self._quarantined or (topic is not None and len(topic.partitions) >= partitions)
-
-    async def until_ids_known(self, topic_ids: Collection[uuid.UUID], timeout_s: float) -> None:
-        """Wait as ``until_known`` does, for topics that another broker already knows."""
-        if self.discovery is not None:
-            await self.discovery.until(lambda: all(map(self.knows_id, topic_ids)), timeout_s)
+        return name in self.quarantined or (topic is not None and len(topic.partitions) >= partitions)
 
     def knows_id(self, topic_id: uuid.UUID) -> bool:
         """Return True if the topic with this id is served."""
@@ -341,11 +300,6 @@ class Topics:
         if topic is None:
             raise UnknownTopicIdError(f"This broker has no topic with the id {topic_id}: it was deleted, or is new.")
         return topic
-
-    def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
-        """Return the leader and the replicas of a partition. Raises TopicAuthorizationError."""
-        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
-        return self._coordinator.partition_state(topic.topic_id, partition)
 
     def facts(self) -> dict[str, int]:
         """Return numbers for the log line of a start."""
@@ -360,28 +314,6 @@ class Topics:
         """
         self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
         return topic_id in self._deleted
-
-    def problems(self, context: RequestContext) -> list[TopicProblem]:
-        """Return problems of topics that the principal may describe, by name; empty when all are served whole."""
-        failures = {
-            topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed and not topic.deleted
-        }
-        refused = {topic for topic in failures if self._admission.refuses(topic)}
-        unopened = {**self._quarantined, **self._not_adopted()}
-        damaged = self._coordinator.damaged_topics
-        found = find_problems(self._topics, unopened, self._unserved, failures, refused, damaged)
-        shown = self._authorizer.described(context, [problem.topic for problem in found])
-        return [problem for problem in found if problem.topic in shown]
-
-    def _not_adopted(self) -> dict[str, QuarantinedError]:
-        """Return topics whose tables have records, and that the cluster does not know: they have no leader."""
-        if self.discovery is None:
-            return {}
-        return {
-            name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
-            for name, topic in self._topics.items()
-            if self._coordinator.registered_topic(name) is None and any(p.log_end_offset for p in topic.partitions)
-        }
 
     # ---- changes, under the lock ------------------------------------------------------------------------------------
 
@@ -425,19 +357,15 @@ class Topics:
 
     async def _removed(self, topic: Topic) -> None:
         # This runs once the removal is durable: a table that a power cut brings back must not be taken for a new one.
-        self._unserved.forget(topic.topic_id)
+        self.unserved.forget(topic.topic_id)
         self._coordinator.forget_topic(topic.topic_id)
-
-    def leadership_changed(self, topic: Topic) -> None:
-        if self.discovery is not None:
-            self.discovery.leadership_changed(topic)
 
     # ---- changes of other brokers (TopicDiscovery) ------------------------------------------------------------------
 
     def forget_gone(self) -> None:
-        for topic_id in {key[0] for key in self._unserved.partitions}:
+        for topic_id in {key[0] for key in self.unserved.partitions}:
             if topic_id not in self._by_id and self._is_gone(topic_id):
-                self._unserved.forget(topic_id)
+                self.unserved.forget(topic_id)
                 self._journal.forget(topic_id)
 
     async def appear(self, name: str, topic_id: uuid.UUID) -> None:
@@ -463,32 +391,32 @@ class Topics:
             async with self._coordinator.table_lock(name):
                 table = await asyncio.to_thread(self._catalog.open, name, mend=True)
         if isinstance(table, QuarantinedError):
-            self._quarantined[name] = table
+            self.quarantined[name] = table
             raise table
         return self._topic(name, table, table.latest)
 
     async def _serve(self, topic: Topic) -> None:
         """Serve a topic whose table existed before this broker knew of it, with its frames in the journal."""
         begin = self._coordinator.producer_ids_begin
-        recover = functools.partial(recover_topic, topic, self._unserved, producer_ids_begin=begin)
+        recover = functools.partial(recover_topic, topic, self.unserved, producer_ids_begin=begin)
         # Kept frames may be copied forward in the meantime. On the event loop nothing comes between.
-        kept = any(key[0] == topic.topic_id for key in self._unserved.partitions)
+        kept = any(key[0] == topic.topic_id for key in self.unserved.partitions)
         count = recover() if kept else await asyncio.to_thread(recover)
-        self._unserved.served(topic)
-        self._quarantined.pop(topic.name, None)
+        self.unserved.served(topic)
+        self.quarantined.pop(topic.name, None)
         self._add(topic)
         if count > len(topic.partitions):
             await self._add_lost_partitions(topic, count)
         await self.look_at_start(topic)
         self._table_changed(topic)
         self._schedule.touch(topic)
-        self.appeared(topic)
+        self._appeared(topic)
         log.info("topic.appeared", topic=topic.name, partitions=len(topic.partitions))
 
     async def follow(self, topic: Topic) -> None:
         await self._roller.refresh(topic)
         self._schedule.touch(topic)
-        self.appeared(topic)
+        self._appeared(topic)
 
     async def look_at_start(self, topic: Topic) -> None:
         try:
@@ -544,10 +472,6 @@ class Topics:
             return
         log.info("topic.deletion_finished", topic=name)
         await self.remove(topic)
-
-
-async def _nothing_erased(_: Topic) -> None:
-    pass
 
 
 def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:

@@ -285,12 +285,12 @@ def acknowledge_batches_unsynced() -> None:
     """Kafka's clients are answered with acks=1 and acks=all as with acks=0: when their batches are queued."""
     from logstore.broker.produce.batches import BatchProducing
 
-    produce_batches = BatchProducing.produce_batches
+    produce_batches = BatchProducing.produce
 
     def at_once(self: BatchProducing, context: Any, requests: Any, *, acks: int = -1, **others: Any) -> Any:
         return produce_batches(self, context, requests, acks=0, **others)
 
-    BatchProducing.produce_batches = at_once  # type: ignore[method-assign]
+    BatchProducing.produce = at_once  # type: ignore[method-assign]
 
 
 def store_repeated_batches() -> None:

@@ -84,7 +84,7 @@ def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
 
 async def _work(script: Script) -> None:
     """Every topic takes records, a group takes offsets, and a topic can be made; the stop rolls all of it."""
-    for topic in script.broker.topics(INTERNAL):
+    for topic in script.broker.topics.served.all(INTERNAL):
         await script.produce(topic.name, dict.fromkeys(range(len(topic.partitions)), 1))
         if script.groups.groups(INTERNAL):
             await script.commit("after", (topic.name, 0, 1))
@@ -94,7 +94,7 @@ async def _work(script: Script) -> None:
 async def _state(script: Script) -> dict[str, Any]:
     """The content of the store, as it tells its users."""
     topics = {}
-    for topic in script.broker.topics(INTERNAL):
+    for topic in script.broker.topics.served.all(INTERNAL):
         logs = []
         for log in topic.partitions:
             log.check()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.produce.appends import AppendGroup, ProduceRequest
 from logstore.broker.produce.batches import TopicBatches
@@ -18,6 +18,7 @@ from logstore.errors import InvalidRecordError, LogStoreError, NotLeaderOrFollow
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Told
 from logstore.log.acknowledgements import Acknowledgement
+from logstore.log.topic import Topic
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.kafka_batches import client_batch
@@ -27,7 +28,7 @@ from tests.support.virtual_time import run
 
 
 async def new_topic(broker: Broker, name: str, **configs: str) -> Topic:
-    topic = await broker.create_topic(INTERNAL, name, partitions=2, configs=configs)
+    topic = await broker.topics.changes.create(INTERNAL, name, partitions=2, configs=configs)
     assert topic
     return topic
 
@@ -45,7 +46,7 @@ def test_the_frames_of_several_topics_are_one_append_in_the_order_of_the_request
 
             broker.journal.store = watched  # type: ignore[method-assign]
             asked = [ProduceRequest(second, records([b"b"]), 1), ProduceRequest(first, records([b"a", b"c"]), 0)]
-            results = await broker.produce_all(INTERNAL, asked)
+            results = await broker.produce.records.produce_all(INTERNAL, asked)
             (frames,) = appends
             assert [frame.header.topic_id for frame in frames] == [second.topic_id, first.topic_id]
             assert [result.partitions[0].base_offset for result in results] == [0, 0]
@@ -61,7 +62,7 @@ def test_a_refused_request_leaves_nothing_of_the_others(tmp_path: Path) -> None:
             plain = await new_topic(broker, "plain")
             compacted = await new_topic(broker, "compacted", **{"cleanup.policy": "compact"})
             with pytest.raises(InvalidRecordError):
-                await broker.produce_all(
+                await broker.produce.records.produce_all(
                     INTERNAL, [ProduceRequest(plain, records([b"a"]), 0), ProduceRequest(compacted, records([b"b"]), 0)]
                 )
             assert plain.partition(0).next_offset == 0
@@ -81,12 +82,12 @@ def test_offsets_are_claimed_after_the_step_before_the_claim(tmp_path: Path) -> 
                 waiting.set()
                 await go_on.wait()
 
-            broker._producing.before_claim.append(step)
+            broker.produce.records.before_claim.append(step)
             held = asyncio.create_task(produce(broker, topic, [b"held"], partition=1))
             await waiting.wait()
             assert asked == [[(topic, [1], None)]]
             assert topic.partition(1).next_offset == 0
-            broker._producing.before_claim.clear()
+            broker.produce.records.before_claim.clear()
             assert await produce(broker, topic, [b"first"], partition=1) == 0
             go_on.set()
             assert await held == 1
@@ -114,9 +115,9 @@ def test_a_topic_that_is_compacted_by_the_time_of_the_claim_takes_no_record_with
             topic = await new_topic(broker, "t")
 
             async def compact(*_: Any) -> None:
-                await broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
+                await broker.topics.changes.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
 
-            broker._producing.before_claim.append(compact)
+            broker.produce.records.before_claim.append(compact)
             with pytest.raises(InvalidRecordError, match="has no key"):
                 await produce(broker, topic, [b"a"])
             assert topic.partition(0).next_offset == 0
@@ -137,13 +138,13 @@ def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks
 
             async def by_http(timeout_ms: int) -> None:
                 some = records([bytes(100)] * 20, keys=keys)
-                await broker.produce(INTERNAL, topic, some, acks=acks, timeout_ms=timeout_ms)
+                await broker.produce.records.produce(INTERNAL, topic, some, acks=acks, timeout_ms=timeout_ms)
 
             batch = client_batch([Row(1, b"k", bytes(100), None)] * 10)
 
             async def by_kafka(timeout_ms: int) -> None:
                 sent = [TopicBatches("t", [(0, batch), (1, batch)])]
-                told = await broker.produce_batches(INTERNAL, sent, acks=acks, timeout_ms=timeout_ms)
+                told = await broker.produce.batches.produce(INTERNAL, sent, acks=acks, timeout_ms=timeout_ms)
                 for outcome in told.outcomes[0]:
                     if outcome.error is not None:
                         raise outcome.error
@@ -165,7 +166,7 @@ def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks
                 assert topic.journal_bytes == sum(log.unsealed_bytes for log in topic.partitions)
                 filesystem.heal()
                 if at % 4 != 1:
-                    await broker.roll(INTERNAL, topic)
+                    await broker.topics.tables.roll(INTERNAL, topic)
                     assert topic.journal_bytes == broker.journal.needed_bytes == 0
             wanted = {"stored", "ThrottledError"}
             if acks:

@@ -35,7 +35,7 @@ NOT_ASKED = -(2**31)
 
 async def make_groups(handlers: Handlers) -> None:
     """A classic group that rebalances, a consumer group, and two that have committed offsets alone."""
-    await handlers.broker.create_topic(INTERNAL, "t", partitions=2)
+    await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=2)
     groups = handlers.store.groups
     await groups.members.join(
         INTERNAL,

@@ -146,7 +146,7 @@ async def records_come(server: KafkaServer, topic: Topic) -> None:
 
 
 async def topic_goes(server: KafkaServer, topic: Topic) -> None:
-    await server.store.broker.delete_topic(INTERNAL, topic.name)
+    await server.store.broker.topics.changes.delete(INTERNAL, topic.name)
 
 
 async def permission_goes(server: KafkaServer, topic: Topic) -> None:
@@ -222,7 +222,7 @@ def test_a_new_log_start_is_told_when_the_time_is_over(tmp_path: Path) -> None:
             session = await session_of(server, topic)
             session.send(LONG_MS)
             await waits(topic)
-            await server.store.broker.delete_records(INTERNAL, topic, 1, 1)
+            await server.store.broker.topics.tables.delete_records(INTERNAL, topic, 1, 1)
             end_waits(server)
             assert told(await session.receive()) == [(1, 0, 1, 1, False)]
             session.send(50)
