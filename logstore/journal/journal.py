@@ -138,6 +138,7 @@ class Journal:
         self._closing = False
         self._failed: LogStoreError | None = None
         self._failure_listener: Callable[[], None] = lambda: None
+        self._room_listener: Callable[[], None] = lambda: None
         self._full = False
         self._told: asyncio.Future[None] | None = None
         self._require_lock = require_lock
@@ -229,6 +230,10 @@ class Journal:
         """Call ``listener`` once, when the journal has failed for good."""
         self._failure_listener = listener
 
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when the journal may have more room for appends, or has failed."""
+        self._room_listener = listener
+
     async def start(
         self, snapshots: Callable[[], Sequence[Frame]], record: JournalRecord, truncations: Sequence[Frame] = ()
     ) -> None:
@@ -313,6 +318,7 @@ class Journal:
         if self._told is not None:
             self._told.set_result(None)
             self._told = None
+        self._room_listener()
 
     async def _commit_appends(self) -> None:
         """Commit one group at a time, until the journal closes."""
@@ -600,6 +606,7 @@ class Journal:
         await self._thread.run(self._writer.check)
 
     def _free_files(self) -> None:
+        self._room_listener()
         if self._current is None or self._failed is not None:
             return
         freed = list(itertools.takewhile(lambda file: file is not self._current and not file.needed_by, self._files))
@@ -623,6 +630,7 @@ class Journal:
             self._failed = failure
             _log.error("journal_failed", message=str(failure))
             self._failure_listener()
+            self._room_listener()
 
     async def close(self) -> None:
         """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""

@@ -41,11 +41,10 @@ _Leader = ProduceResponse.LeaderIdAndEpoch
 #: The version from which topics have ids instead of names.
 _BY_ID: Final = 13
 _INVALID_REQUIRED_ACKS: Final = 21
-#: The longest wait that a client may ask for, and the longest pause that it is asked for, in ms.
+#: The longest wait that a client may ask for, and the shortest and the longest pause that it is asked for, in ms.
 _TIMEOUT_MAX_MS: Final = 600_000
+_PAUSE_MIN_MS: Final = 10
 _PAUSE_MAX_MS: Final = 1_000
-# Pauses between two checks for room, in seconds.
-_LOOK_MIN_S, _LOOK_MAX_S = 0.01, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +119,23 @@ async def _until_room(
         for one, num_bytes in zip(batches, sizes, strict=True)
         if (topic := _topic(store, context, one.topic)) is not None
     ]
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    pause = _LOOK_MIN_S
-    while True:
+    try:
+        for topic, num_bytes in wanted:
+            admission.require_room(topic, num_bytes)
+    except ThrottledError:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        room = admission.wait_for_room(wanted)
+        came = False
         try:
-            for topic, num_bytes in wanted:
-                admission.require_room(topic, num_bytes)
-        except ThrottledError:
-            if loop.time() >= deadline or admission.not_ready_reason is not None:
-                return int((loop.time() - began) * 1000)
-        else:
-            return int((loop.time() - began) * 1000) if pause > _LOOK_MIN_S else 0
-        await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
-        pause = min(2 * pause, _LOOK_MAX_S)
+            async with asyncio.timeout_at(deadline):
+                came = await room
+        except TimeoutError:
+            pass
+        finally:
+            admission.wait_no_more(room)
+        return max(_PAUSE_MIN_MS if came else 0, int((loop.time() - began) * 1000))
+    return 0
 
 
 def _topic(store: KafkaStore, context: RequestContext, topic: str | UUID) -> Topic | None:

@@ -17,7 +17,7 @@ from logstore.errors import (
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
 )
-from logstore.log.acknowledgements import Acknowledgement, AcknowledgementQueue
+from logstore.log.acknowledgements import AcknowledgementQueue, Waiting
 from logstore.log.high_watermark import HighWatermark
 from logstore.log.in_sync_replicas import Follower, InSyncReplicas
 
@@ -84,7 +84,7 @@ class Leadership:
             )
         return None
 
-    def acknowledge(self, end_offset: int, acks: int, acknowledgement: Acknowledgement) -> None:
+    def acknowledge(self, end_offset: int, acks: int, acknowledgement: Waiting) -> None:
         """Count ``acknowledgement`` down when ``end_offset`` is reached for ``acks``; that may be at once."""
         queue, reached = self._high_watermark.appends, self._high_watermark.offset
         if acks != ACKS_ALL:

@@ -16,7 +16,7 @@ from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.produce.appends import Appended, AppendedRequest, PreparedRequest
 from logstore.broker.produce.records import Producing
-from logstore.broker.produce.result import NO_OFFSET
+from logstore.broker.produce.result import NO_OFFSET, ProduceResult
 from logstore.errors import (
     InvalidRecordBatchError,
     InvalidRequestError,
@@ -213,9 +213,10 @@ class BatchProducing:
             del wanted
             appended = await self._append(context, prepared, acks, places, outcomes)
         if appended is not None:
-            for one, of_one in zip(await self._producing.acknowledged(appended, acks, timeout_ms), places, strict=True):
-                _place(one, of_one, outcomes)
-                throttle_ms = max(throttle_ms, one.throttle_ms)
+            for one, of_one in zip(await self._producing.acknowledged(appended, timeout_ms), places, strict=True):
+                result = one.result()
+                _place(one, result, of_one, outcomes)
+                throttle_ms = max(throttle_ms, result.throttle_ms)
         return ProducedBatches(outcomes, throttle_ms)
 
     def _found(
@@ -343,19 +344,21 @@ def _request(group: Sequence[_Wanted]) -> PreparedRequest:
         sum(batch.nbytes for batch in batches),
         [PartitionBatch(one.partition, batch, None, one.data) for one, batch in zip(group, batches, strict=True)],
         [one.data for one in group],
-        is_kafkas=True,
     )
 
 
-def _place(one: AppendedRequest, places: Sequence[tuple[int, int]], outcomes: list[list[BatchOutcome]]) -> None:
+def _place(
+    one: AppendedRequest,
+    result: ProduceResult,
+    places: Sequence[tuple[int, int]],
+    outcomes: list[list[BatchOutcome]],
+) -> None:
     log_append_time = one.topic.config.log_append_time
-    for part, ((at, number), response, claimed) in enumerate(
-        zip(places, one.result().partitions, one.claims, strict=True)
-    ):
+    for part, ((at, number), response, claimed) in enumerate(zip(places, result.partitions, one.claims, strict=True)):
         append_time_ms = NO_TIMESTAMP
         if log_append_time and response.error is None:
             stored = claimed.stored
-            append_time_ms = one.append_times_ms[part] if stored is None else stored.append_time_ms
+            append_time_ms = one.append_times_ms.get(part, NO_TIMESTAMP) if stored is None else stored.append_time_ms
         outcomes[at][number] = BatchOutcome(
             response.partition,
             response.base_offset,

@@ -23,8 +23,6 @@ from logstore.broker.produce.appends import (
     AppendedRequest,
     AppendGroup,
     PreparedRequest,
-    ProduceRequest,
-    time_out,
 )
 from logstore.broker.produce.idempotence import Claim, claim, identities_of, require_partitions_named
 from logstore.broker.produce.request_parts import batch_refusal, check_batch_keys, check_keys, split, sticky_partition
@@ -34,7 +32,6 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
     LogStoreError,
     NotLeaderOrFollowerError,
-    RequestTimedOutError,
     ThrottledError,
     UnknownProducerIdError,
 )
@@ -132,28 +129,23 @@ class Producing:
         StorageFullError, StorageError, RequestTimedOutError; with an ``identity`` also InvalidProducerRequestError,
         IdempotencyKeyReusedError, and RecordTooLargeError (without one the decoder has checked the sizes).
         """
-        prepared = [await self._prepare(context, ProduceRequest(topic, records, partition, identity))]
+        prepared = [await self._prepare(context, topic, records, partition, identity)]
         del records  # the journal holds them until the fsync
-        return (await self._append_and_wait(context, prepared, acks, timeout_ms))[0]
+        if (division := self._elsewhere.divide(context, prepared)) is not None:
+            prepared.clear()
+            return await self._append_everywhere(context, division, acks, timeout_ms)
+        (appended,) = await self.append_here(context, prepared, acks, timeout_ms)
+        return appended.result()
 
-    async def produce_all(
+    async def _prepare(
         self,
         context: RequestContext,
-        requests: Sequence[ProduceRequest],
-        *,
-        acks: int = -1,
-        timeout_ms: int | None = 30_000,
-    ) -> list[ProduceResult]:
-        """Produce to several topics, each named once: the frames of all are one append to the journal, in the order of
-        ``requests``. An error that is not a partition's is raised for all of them.
-        """
-        prepared = [await self._prepare(context, request) for request in requests]
-        del requests
-        return await self._append_and_wait(context, prepared, acks, timeout_ms)
-
-    async def _prepare(self, context: RequestContext, request: ProduceRequest) -> PreparedRequest:
+        topic: Topic,
+        records: Records,
+        partition: int | None,
+        identity: ProducerIdentity | IdempotencyKey | None,
+    ) -> PreparedRequest:
         """Check a request, and encode its records."""
-        topic, records, partition, identity = request
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         if context is not INTERNAL:
@@ -168,22 +160,19 @@ class Producing:
         self._filesystem.reached("produce.parsed")
         return PreparedRequest(topic, identities_of(parts, identity), records.num_rows, records.nbytes, parts, payloads)
 
-    async def _append_and_wait(
-        self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
-    ) -> list[ProduceResult]:
-        if (division := self._elsewhere.divide(context, prepared)) is not None:
-            prepared.clear()
-            return await self._append_everywhere(context, division, acks, timeout_ms)
-        appended = await self.append_here(context, prepared, acks, timeout_ms)
-        return [one.result() for one in appended]
-
     async def append_here(
         self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
     ) -> list[AppendedRequest]:
         """Append requests whose partitions this broker leads, and wait as ``acks`` says. Raises the errors of
         ``produce``.
         """
-        return await self.acknowledged(await self.append(context, prepared, acks), acks, timeout_ms)
+        appended = await self.append(context, prepared, acks)
+        for one in appended.requests:
+            one.require_new()
+        requests = await self.acknowledged(appended, timeout_ms)
+        for one in requests:
+            one.require_new()
+        return requests
 
     async def append(self, context: RequestContext, prepared: list[PreparedRequest], acks: int) -> Appended:
         """Append requests whose partitions this broker leads. Afterwards the journal has them, in the order of the
@@ -199,11 +188,21 @@ class Producing:
         prepared.clear()  # the journal holds the records until the fsync
         return appended
 
-    async def acknowledged(self, appended: Appended, acks: int, timeout_ms: int | None) -> list[AppendedRequest]:
-        """Wait for appended requests as ``acks`` says. Call it at once."""
+    async def acknowledged(self, appended: Appended, timeout_ms: int | None) -> list[AppendedRequest]:
+        """Wait for appended requests, and for those that they repeat. Call it at once. A failure is the error of its
+        part.
+        """
         in_doubt = [(one, one.refusals_in_doubt()) for one in appended.requests]
-        if acks != 0:
-            await self._acknowledged(appended, timeout_ms)
+        if appended.whole is not None:
+            timer = None
+            if timeout_ms is not None:
+                timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, appended.time_out, timeout_ms)
+            try:
+                await appended.whole.future
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            self._filesystem.reached("produce.durable")
         for one, refusals in in_doubt:
             await self._confirm(one, refusals)
         return appended.requests
@@ -224,7 +223,7 @@ class Producing:
 
     async def _append_everywhere(
         self, context: RequestContext, division: "Division", acks: int, timeout_ms: int | None
-    ) -> list[ProduceResult]:
+    ) -> ProduceResult:
         """Append each part at its leader, all at once. A refusal by one broker is the error of its parts."""
         sent = division.send(acks, timeout_ms)
         if division.here:
@@ -234,10 +233,8 @@ class Producing:
             except LogStoreError as error:
                 division.refuse_here(error)
         await sent
-        return [
-            one.result(self._admission.charge(context, QuotaKind.PRODUCED_BYTES, one.bytes_elsewhere))
-            for one in division.requests
-        ]
+        (one,) = division.requests
+        return one.result(self._admission.charge(context, QuotaKind.PRODUCED_BYTES, one.bytes_elsewhere))
 
     def _sticky_partition(
         self, topic: Topic, records: Records, partition: int | None, identity: ProducerIdentity | IdempotencyKey | None
@@ -251,33 +248,6 @@ class Producing:
             return identity.partition_hash
         require_partitions_named(records, partition)
         return 0
-
-    async def _acknowledged(self, appended: Appended, timeout_ms: int | None) -> None:
-        """Wait for the appends and for those that they repeat. Raises the error of the appends; each of Kafka's parts
-        has its own.
-        """
-        single = [(wait, request) for request in appended.requests for wait in request.waits.values()]
-        waits = [wait for wait, _ in single]
-        if appended.acknowledgement is not None:
-            waits.append(appended.acknowledgement)
-        timer = None
-        if waits and timeout_ms is not None:
-            timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, time_out, waits, timeout_ms)
-        try:
-            for wait, request in single:
-                try:
-                    await wait.future
-                except RequestTimedOutError:
-                    if not request.is_kafkas:
-                        raise
-                except LogStoreError:
-                    continue  # the error of its partition
-            if appended.acknowledgement is not None:
-                await appended.acknowledgement.future
-        finally:
-            if timer is not None:
-                timer.cancel()
-        self._filesystem.reached("produce.durable")
 
     async def init_producer(
         self, context: RequestContext, producer_id: int | None = None, producer_epoch: int = -1
@@ -325,52 +295,62 @@ class Producing:
                 try:
                     self._admission.require_room(one.topic, sum([len(one.payloads[at]) for at in request.new]))
                 except ThrottledError as error:
-                    if not one.is_kafkas:
-                        raise
                     request.refuse_new(error)
         count = sum([len(request.new) for request in requests])
-        acknowledgement = None
+        if count and (refusal := self._journal.refusal) is not None:
+            raise refusal
+        repeated = [request.repeated() for request in requests] if acks != 0 else []
+        waits = 0 if acks == 0 else count + sum(map(len, repeated))
+        whole = Acknowledgement(waits) if waits else None
         if count:
-            if (refusal := self._journal.refusal) is not None:
-                raise refusal
-            if acks != 0 and not prepared[0].is_kafkas:
-                acknowledgement = Acknowledgement(count)
             # From here on nothing raises: the journal reports for every tracked frame whether it is stored or has
             # failed.
-            append = AppendGroup(acknowledgement)
+            append = AppendGroup(whole)
             for one, request in zip(prepared, requests, strict=True):
                 append.add(one, request, acks)
             self._journal.store(append.frames, append.told)
+        if whole is not None:
+            for request, parts in zip(requests, repeated, strict=True):
+                for at, log, end_offset in parts:
+                    request.wait_for(at, log, end_offset, acks, whole)
         for one, request in zip(prepared, requests, strict=True):
             if request.new:
                 self._appended(one.topic, [one.parts[at].partition for at in request.new])
-            if acks != 0:
-                request.wait_for_repeated(acks)
             # Clients that do not wait for durability are also charged.
-            new_bytes = one.nbytes if len(request.new) == len(one.parts) else request.new_bytes
-            request.throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
-            request.new_bytes = new_bytes
-        return Appended(requests, acknowledgement)
+            request.throttled(self._admission.charge(context, QuotaKind.PRODUCED_BYTES, request.new_bytes))
+        return Appended(requests, whole)
 
     def _claim(self, one: PreparedRequest, acks: int) -> AppendedRequest:
+        """Claim the parts of a request. Only new ones have to meet the current configuration of the topic: of Kafka's
+        record batches each by itself, of records all or none.
+        """
         topic, parts = one.topic, one.parts
         claims = claim(topic, parts, one.identities, acks)
-        new = [at for at, claimed in enumerate(claims) if claimed.is_new]
-        if one.is_kafkas:
-            for at in new:
-                batch = parts[at].batch
-                assert isinstance(batch, KafkaBatch)
-                if (refusal := batch_refusal(topic, batch, len(one.payloads[at]))) is not None:
-                    claims[at] = Claim(claims[at].identity, error=refusal)
-            return AppendedRequest(one, claims, [at for at in new if claims[at].is_new])
-        # Only new records have to meet the current configuration of the topic. The decoder has checked the sizes of
-        # records without an identity; keys may have become necessary while they were encoded.
-        if one.identities is not None or topic.config.compacted:
-            for at in new:
-                part = parts[at]
-                batch = decode_payload(one.payloads[at]) if isinstance(part.batch, EncodedBatch) else part.batch
-                rows = np.arange(batch.num_rows) if part.rows is None else part.rows
-                if one.identities is not None:
-                    check_record_sizes(batch, topic.config.max_message_bytes, rows)
-                check_batch_keys(topic, batch, rows)
-        return AppendedRequest(one, claims, new)
+        for at, claimed in enumerate(claims):
+            batch = parts[at].batch
+            if claimed.is_new and isinstance(batch, KafkaBatch):
+                refusal = batch_refusal(topic, batch, len(one.payloads[at]))
+                claims[at] = Claim(claimed.identity, error=refusal)
+        request = AppendedRequest(one, claims)
+        try:
+            self._check_new(one, request.new)
+        except LogStoreError as error:
+            request.refuse_new(error)
+        return request
+
+    def _check_new(self, one: PreparedRequest, new: Sequence[int]) -> None:
+        """Raise RecordTooLargeError and InvalidRecordError. The decoder has checked the sizes of records without an
+        identity; keys may have become necessary while they were encoded.
+        """
+        topic = one.topic
+        if one.identities is None and not topic.config.compacted:
+            return
+        for at in new:
+            part = one.parts[at]
+            if isinstance(part.batch, KafkaBatch):
+                continue
+            batch = decode_payload(one.payloads[at]) if isinstance(part.batch, EncodedBatch) else part.batch
+            rows = np.arange(batch.num_rows) if part.rows is None else part.rows
+            if one.identities is not None:
+                check_record_sizes(batch, topic.config.max_message_bytes, rows)
+            check_batch_keys(topic, batch, rows)

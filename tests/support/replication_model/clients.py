@@ -150,7 +150,7 @@ class Client:
             return
         payload = pa.py_buffer(batch.payload)
         prepared = PreparedRequest(process.topic, identities, batch.count, len(batch.payload), parts, [payload])
-        request = AppendedRequest(prepared, claims, [0] if claimed.is_new else [])
+        request = AppendedRequest(prepared, claims)
         wait = Acknowledgement(1)
         if claimed.is_new:
             if identity is not None and identity.sequence:
@@ -160,14 +160,14 @@ class Client:
             group.add(prepared, request, acks)
             process.journal.store(group.frames, group.told)
         else:
-            request.wait_for_repeated(acks)
-            if not request.waits:
+            repeated = request.repeated()
+            if not repeated:
                 answered(epoch, request.base_offsets[0], None)
                 return
-            wait = request.waits[0]
+            request.wait_for(*repeated[0], acks, wait)
 
-        def done(future: Any) -> None:
-            error = future.exception()
+        def done(_: object) -> None:
+            error = request.waits[0].error
             answered(epoch, request.base_offsets[0] if error is None else -1, error)
 
         wait.future.add_done_callback(done)

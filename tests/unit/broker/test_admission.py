@@ -1,6 +1,8 @@
 """Room in the journal: a part of it for each topic, the last of it for the store's own topics."""
 
 import asyncio
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -26,6 +28,13 @@ from tests.support.virtual_time import run
 
 MIB = 1 << 20
 NEVER = {"segment.ms": "100000000"}
+
+
+@dataclasses.dataclass(eq=False)
+class HeldTopic:
+    name: str
+    journal_bytes: int
+    is_internal: bool = False
 
 
 async def new_topic(broker: Broker, name: str, partitions: int = 1) -> Topic:
@@ -242,7 +251,7 @@ def test_room_for_any_topic_is_room_for_each(data: st.DataObject) -> None:
         max_request_size=1 * MIB,
     )
     needed, queued = (data.draw(st.integers(0, 12)) * MIB // 4 for _ in range(2))
-    journal = SimpleNamespace(needed_bytes=needed, queued_bytes=queued, failed=None)
+    journal = SimpleNamespace(needed_bytes=needed, queued_bytes=queued, failed=None, on_room=lambda _: None)
     # All frames are the topic's: in the files that are needed, or on their way there.
     topic = SimpleNamespace(name="t", is_internal=data.draw(st.booleans()), journal_bytes=needed + queued)
     admission = Admission(settings, cast("Journal", journal), (), lambda: None, Quotas(), SystemClock())
@@ -251,3 +260,33 @@ def test_room_for_any_topic_is_room_for_each(data: st.DataObject) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(admission, "has_room", lambda _: False)  # the bounds of the topic count alone
             admission.require_room(cast("Topic", topic), num_bytes)
+
+
+def test_appends_get_the_journals_room_in_the_order_in_which_they_wait_for_it() -> None:
+    async def scenario() -> None:
+        settings = Settings(journal_max_bytes=16 * MIB, journal_topic_max_bytes=4 * MIB)
+        changed: list[Callable[[], None]] = []
+        journal = SimpleNamespace(needed_bytes=15 * MIB, queued_bytes=0, failed=None, lost_file=None)
+        journal.on_room = changed.append
+        admission = Admission(settings, cast("Journal", journal), (), lambda: None, Quotas(), SystemClock())
+        admission.open()
+        full, other = (cast("Topic", HeldTopic(name, held)) for name, held in (("full", 4 * MIB), ("other", MIB)))
+        rooms = [admission.wait_for_room([(topic, MIB)]) for topic in (full, other, other, full, other)]
+
+        def has_room() -> list[bool]:
+            for listener in changed:
+                listener()
+            return [room.done() for room in rooms]
+
+        assert has_room() == [False] * 5
+        journal.needed_bytes = 13 * MIB
+        assert has_room() == [False, True, True, False, False], "two fit, and the topic beside them has no room"
+        for room in rooms[1:3]:
+            admission.wait_no_more(room)
+        journal.needed_bytes, full.journal_bytes = 14 * MIB, 0  # type: ignore[misc]
+        assert has_room() == [True, True, True, False, False], "its first append comes first"
+        admission.close("the store is stopping")
+        assert [room.done() and room.result() for room in (rooms[0], *rooms[3:])] == [True, False, False]
+        assert all(room.done() for room in rooms)
+
+    asyncio.run(scenario())

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,17 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.produce.appends import AppendGroup, ProduceRequest
+from logstore.broker.produce.appends import AppendGroup
 from logstore.broker.produce.batches import TopicBatches
 from logstore.errors import InvalidRecordError, LogStoreError, NotLeaderOrFollowerError
 from logstore.journal.frame import Frame
-from logstore.journal.journal import Told
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.topic import Topic
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.kafka_batches import client_batch
 from tests.support.records import Row
-from tests.support.running_broker import produce, read_all, records, running_broker
+from tests.support.running_broker import produce, records, running_broker
 from tests.support.virtual_time import run
 
 
@@ -31,43 +29,6 @@ async def new_topic(broker: Broker, name: str, **configs: str) -> Topic:
     topic = await broker.topics.changes.create(INTERNAL, name, partitions=2, configs=configs)
     assert topic
     return topic
-
-
-def test_the_frames_of_several_topics_are_one_append_in_the_order_of_the_requests(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker:
-            first, second = [await new_topic(broker, name) for name in ("first", "second")]
-            appends: list[Sequence[Frame]] = []
-            store = broker.journal.store
-
-            def watched(frames: Sequence[Frame], told: Told) -> None:
-                appends.append(frames)
-                store(frames, told)
-
-            broker.journal.store = watched  # type: ignore[method-assign]
-            asked = [ProduceRequest(second, records([b"b"]), 1), ProduceRequest(first, records([b"a", b"c"]), 0)]
-            results = await broker.produce.records.produce_all(INTERNAL, asked)
-            (frames,) = appends
-            assert [frame.header.topic_id for frame in frames] == [second.topic_id, first.topic_id]
-            assert [result.partitions[0].base_offset for result in results] == [0, 0]
-            assert [first.partition(0).high_watermark, second.partition(1).high_watermark] == [2, 1]
-            assert await read_all(broker, first) == [(0, b"a"), (1, b"c")]
-
-    run(scenario())
-
-
-def test_a_refused_request_leaves_nothing_of_the_others(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker:
-            plain = await new_topic(broker, "plain")
-            compacted = await new_topic(broker, "compacted", **{"cleanup.policy": "compact"})
-            with pytest.raises(InvalidRecordError):
-                await broker.produce.records.produce_all(
-                    INTERNAL, [ProduceRequest(plain, records([b"a"]), 0), ProduceRequest(compacted, records([b"b"]), 0)]
-                )
-            assert plain.partition(0).next_offset == 0
-
-    run(scenario())
 
 
 def test_offsets_are_claimed_after_the_step_before_the_claim(tmp_path: Path) -> None:

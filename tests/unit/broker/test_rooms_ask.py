@@ -21,7 +21,6 @@ from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetch.fetching import FetchLimits, FetchPartition, WantedPartition
-from logstore.broker.produce.appends import ProduceRequest
 from logstore.broker.produce.batches import TopicBatches
 from logstore.cluster.coordinator import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
@@ -74,10 +73,6 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "topics.tables.delete_all_records": (lambda topic: (topic, {0: -1}), {(Operation.DELETE, TOPIC)}),
     "topics.tables.drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "produce.records.produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
-    "produce.records.produce_all": (
-        lambda topic: ([ProduceRequest(topic, records([b"x"]))],),
-        {(Operation.WRITE, TOPIC)},
-    ),
     "produce.batches.produce": (lambda _: ([TopicBatches("t", [(0, b"x")])],), {(Operation.WRITE, TOPIC)}),
     "produce.batcher.produce": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "produce.batcher.begin": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
