@@ -8,9 +8,9 @@ flight of all responses.
 import asyncio
 import functools
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +18,8 @@ from logstore.broker.admission import Admission, Reservation
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.elsewhere.nobody import Elsewhere
+from logstore.broker.fetch.everywhere import EverywhereFetch
+from logstore.broker.fetch.forms import Fetched, FetchPartition, Form
 from logstore.broker.fetch.purgatory import (
     FetchLimits,
     Gone,
@@ -32,10 +34,8 @@ from logstore.broker.topics.ids import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.journal.journal import Journal
-from logstore.limits import FETCH_BYTES_MAX
 from logstore.log.isolation import Isolation
 from logstore.log.log_reader import FetchResult, LogReader
-from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
 from logstore.protocol.record_batch import PARQUET, RecordBatch, read_batches, read_records
@@ -45,54 +45,9 @@ from logstore.records.where.evaluation import Where
 from logstore.segments.row_group_files import write_row_group_file
 from logstore.threads import threads
 
-if TYPE_CHECKING:  # one node asks no other broker
-    from logstore.broker.elsewhere.remote_fetches import Asked, DividedFetch
-
 __all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone", "WantedPartition"]
 
 T = TypeVar("T")
-
-
-class FetchPartition(NamedTuple):
-    """A partition to fetch from ``offset`` on. ``topic_id`` is written as in responses; None means the topic that has
-    the name now. ``max_bytes`` bounds its records in addition to the limits of the fetch.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    topic_id: str | None = None
-    max_bytes: int = FETCH_BYTES_MAX
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched(Generic[T]):
-    """``answers`` has records or an error by the partition's place in the request, and nothing for partitions without
-    news or beyond ``max_bytes``. ``reservation`` is the response's share of the bytes in flight; the caller releases
-    it.
-    """
-
-    answers: dict[int, FetchResult[T] | LogStoreError]
-    reservation: Reservation
-    #: How long the client should wait before its next request, because of a quota.
-    throttle_ms: int = 0
-
-
-class _Read(Protocol[T]):
-    async def __call__(
-        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int, isolation: Isolation
-    ) -> FetchResult[T]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Form(Generic[T]):
-    """A form of records: how they are read, and how many bytes they hold. ``read_remote`` makes the form and the number
-    of records from another broker's response; without it the form is only for partitions that are led here.
-    """
-
-    read: _Read[T]
-    read_remote: Callable[[pa.Buffer, int], tuple[T, int]] | None
-    held_bytes: Callable[[FetchResult[T]], int]
 
 
 class Fetching:
@@ -110,9 +65,9 @@ class Fetching:
         self._threads = threads().pool(4, "read")
         self._reader = LogReader(journal, self._threads, refresh)
         self._find_topic = find_topic
-        self._stored = _Form(self._reader.read_stored, _stored_of, _stored_bytes)
-        self._decoded = _Form(self._reader.read, _decoded_of, lambda result: result.num_bytes)
-        self._batches = _Form(self._reader.read_batches, None, lambda result: result.num_bytes)
+        self._stored = Form(self._reader.read_stored, _stored_of, _stored_bytes)
+        self._decoded = Form(self._reader.read, _decoded_of, lambda result: result.num_bytes)
+        self._batches = Form(self._reader.read_batches, None, lambda result: result.num_bytes)
         #: The way to the leaders of other partitions.
         self._elsewhere = elsewhere.fetches
         self._wait_until_known = elsewhere.until_known
@@ -225,10 +180,10 @@ class Fetching:
         topic.partition(partition).require_leader().require_settled()
         return await self._reader.offset_of_max_timestamp(topic, partition)
 
-    def _decoded_where(self, where: Where) -> _Form[pa.Table]:
+    def _decoded_where(self, where: Where) -> Form[pa.Table]:
         return replace(self._decoded, read=functools.partial(self._reader.read, where=where))
 
-    def _stored_where(self, where: Where) -> _Form[list[RecordBatch]]:
+    def _stored_where(self, where: Where) -> Form[list[RecordBatch]]:
         async def read(*place: Any, **limits: Any) -> FetchResult[list[RecordBatch]]:
             result = await self._reader.read(*place, **limits, where=where)
             loop = asyncio.get_running_loop()
@@ -242,7 +197,7 @@ class Fetching:
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None,
-        form: _Form[T],
+        form: Form[T],
         copies: float,
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
@@ -252,14 +207,19 @@ class Fetching:
         found = self._find(partitions, permissions, limits.isolation)
         division = self._elsewhere.divide(context, found)
         if division is not None and form.read_remote is not None:
-            fetched = await self._fetch_everywhere(
-                division, form.read_remote, context, found, limits, gone, form, copies
+            everywhere = EverywhereFetch(
+                division, found, limits, form.read_remote, copies, self._answers, self._threads
             )
+
+            async def here(own: Sequence[WantedPartition | LogStoreError], waits: FetchLimits) -> Fetched[T]:
+                return await self._fetch_here(Permissions(self._authorizer, context), own, waits, None, form, copies)
+
+            fetched = await everywhere.fetch(here, gone)
         else:
             fetched = await self._fetch_here(permissions, found, limits, gone, form, copies)
         return self._charged(context, fetched, form)
 
-    def _charged(self, context: RequestContext, fetched: Fetched[T], form: _Form[T]) -> Fetched[T]:
+    def _charged(self, context: RequestContext, fetched: Fetched[T], form: Form[T]) -> Fetched[T]:
         held = sum([form.held_bytes(one) for one in fetched.answers.values() if isinstance(one, FetchResult)])
         throttle_ms = self._admission.charge(context, QuotaKind.FETCHED_BYTES, held)
         return replace(fetched, throttle_ms=throttle_ms) if throttle_ms else fetched
@@ -270,7 +230,7 @@ class Fetching:
         found: Sequence[WantedPartition | LogStoreError],
         limits: FetchLimits,
         gone: Gone | None,
-        form: _Form[T],
+        form: Form[T],
         copies: float,
     ) -> Fetched[T]:
         wanted = [one for one in found if isinstance(one, WantedPartition)]
@@ -295,126 +255,6 @@ class Fetching:
             reservation.release()
             raise
         return Fetched(answers, reservation)
-
-    async def _fetch_everywhere(
-        self,
-        division: "DividedFetch",
-        read_remote: Callable[[pa.Buffer, int], tuple[T, int]],
-        context: RequestContext,
-        found: Sequence[WantedPartition | LogStoreError],
-        limits: FetchLimits,
-        gone: Gone | None,
-        form: _Form[T],
-        copies: float,
-    ) -> Fetched[T]:
-        """Ask all leaders for what they have. If that is less than ``min_bytes`` in all, ask them to wait, each for its
-        part of what is missing: when there is enough, at least one of them has its part. Then ask all again. Each
-        leader has an equal part of ``max_bytes``.
-        """
-        elsewhere = division.by_leader
-        sources = _Sources(list(elsewhere.values()), len(found))
-        here = sources.here
-        enough = min(max(1, limits.min_bytes), limits.max_bytes)
-        share = replace(limits, max_bytes=max(1, limits.max_bytes // len(sources)))
-
-        async def at_home(min_bytes: int, max_wait_ms: int) -> Fetched[T]:
-            permissions = Permissions(self._authorizer, context)
-            own = [found[at] for at in here]
-            waits = replace(share, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
-            fetched = await self._fetch_here(permissions, own, waits, None, form, copies)
-            return replace(fetched, answers={here[at]: answer for at, answer in fetched.answers.items()})
-
-        async def away(leader: int, asked: "Sequence[Asked]", min_bytes: int, max_wait_ms: int) -> Fetched[T]:
-            reservation = self._answers.reserve()
-            try:
-                wanted_here = replace(share, min_bytes=min_bytes)
-                raw = await division.fetch(leader, wanted_here, max_wait_ms, reservation)
-                answers: dict[int, FetchResult[T] | LogStoreError] = {}
-                for at, wanted in asked:
-                    one = raw.get(at)
-                    if isinstance(one, FetchResult):
-                        reservation.grow(math.ceil(one.num_bytes * (copies - 1)))
-                        records, count = await asyncio.get_running_loop().run_in_executor(
-                            self._threads, read_remote, one.records, wanted.offset
-                        )
-                        answers[at] = replace(one, records=records, count=count)
-                    elif one is not None:
-                        answers[at] = one
-            except BaseException:
-                reservation.release()
-                raise
-            return Fetched(answers, reservation)
-
-        def ask(min_bytes: Sequence[int], max_wait_ms: int) -> list[Coroutine[object, object, Fetched[T]]]:
-            asked = [
-                away(leader, wanted, least, max_wait_ms)
-                for (leader, wanted), least in zip(elsewhere.items(), min_bytes, strict=False)
-            ]
-            return [*asked, at_home(min_bytes[-1], max_wait_ms)] if here else asked
-
-        loop = asyncio.get_running_loop()
-        end = loop.time() + limits.max_wait_ms / 1000
-        wanted_at_once = False
-
-        async def client_gone() -> None:
-            nonlocal wanted_at_once
-            assert gone is not None
-            await gone()
-            wanted_at_once = True
-
-        while True:
-            fetched = await self._first_news(ask([enough] * len(sources), 0), None)
-            left_ms = math.ceil((end - loop.time()) * 1000)
-            had = sources.num_bytes(fetched.answers)
-            missing = enough - sum(had)
-            # A search that found nothing has still moved on.
-            if missing <= 0 or left_ms <= 0 or wanted_at_once or _has_error(fetched.answers) or limits.where:
-                return fetched
-            fetched.reservation.release()
-            parts = [size + math.ceil(missing / len(sources)) for size in had]
-            fetched = await self._first_news(ask(parts, left_ms), None if gone is None else client_gone, ends=True)
-            now = sources.num_bytes(fetched.answers)
-            if not fetched.answers or sum(now) >= enough or _has_error(fetched.answers):
-                return fetched
-            fetched.reservation.release()
-            if all(new <= before for new, before in zip(now, had, strict=True)):
-                wanted_at_once = True  # a leader that has no more to give has answered
-
-    async def _first_news(
-        self, sources: "Sequence[Coroutine[object, object, Fetched[T]]]", gone: Gone | None, *, ends: bool = False
-    ) -> Fetched[T]:
-        """Collect the responses of all ``sources``. With ``ends``, stop when one source has news. Raises the errors of
-        ``gone``.
-        """
-        fetching = [asyncio.ensure_future(source) for source in sources]
-        going = None if gone is None else asyncio.ensure_future(gone())
-        waiting: set[asyncio.Future[Any]] = {*fetching} if going is None else {*fetching, going}
-        try:
-            while not all(one.done() for one in fetching):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if going is not None and going.done():
-                    going.result()
-                    break
-                if ends and any(one in done and one.result().answers for one in fetching):
-                    break
-            answers: dict[int, FetchResult[T] | LogStoreError] = {}
-            for one in fetching:
-                if one.done():
-                    answers.update(one.result().answers)
-            whole = self._answers.reserve()
-            for one in fetching:
-                if one.done():
-                    size = one.result().reservation.size
-                    one.result().reservation.release()
-                    whole.grow(size)
-            return Fetched(dict(sorted(answers.items())), whole)
-        except BaseException:
-            for one in fetching:
-                if one.done() and not one.cancelled() and one.exception() is None:
-                    one.result().reservation.release()
-            raise
-        finally:
-            await _end([*fetching, *([] if going is None else [going])])
 
     def _find(
         self, partitions: Sequence[FetchPartition], permissions: Permissions, isolation: Isolation
@@ -454,27 +294,6 @@ class Fetching:
         return self._answers.reserve(size)
 
 
-class _Sources:
-    """The partitions of a fetch by the broker that answers: other leaders in their order, then this broker."""
-
-    def __init__(self, elsewhere: "Sequence[Sequence[Asked]]", count: int) -> None:
-        remotely = {at for asked in elsewhere for at, _ in asked}
-        self.here = [at for at in range(count) if at not in remotely]
-        self._places = [[at for at, _ in asked] for asked in elsewhere] + ([self.here] if self.here else [])
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def num_bytes(self, answers: Mapping[int, FetchResult[T] | LogStoreError]) -> list[int]:
-        """Return the number of bytes from each."""
-        sizes = {at: one.num_bytes for at, one in answers.items() if isinstance(one, FetchResult)}
-        return [sum([sizes.get(at, 0) for at in places]) for places in self._places]
-
-
-def _has_error(answers: Mapping[int, FetchResult[T] | LogStoreError]) -> bool:
-    return any(isinstance(one, LogStoreError) for one in answers.values())
-
-
 def _held_bytes_max(todo: Sequence[tuple[int, WantedPartition | LogStoreError]], limits: FetchLimits) -> int:
     total = 0
     for _, one in todo:
@@ -486,7 +305,7 @@ def _held_bytes_max(todo: Sequence[tuple[int, WantedPartition | LogStoreError]],
 
 
 async def _read(
-    todo: Sequence[tuple[int, WantedPartition | LogStoreError]], limits: FetchLimits, reserved: int, form: _Form[T]
+    todo: Sequence[tuple[int, WantedPartition | LogStoreError]], limits: FetchLimits, reserved: int, form: Form[T]
 ) -> dict[int, FetchResult[T] | LogStoreError]:
     """Read the reserved bytes and no more, even if more records have come since."""
     answers: dict[int, FetchResult[T] | LogStoreError] = {}
@@ -511,16 +330,6 @@ async def _read(
         taken += result.num_bytes
         answers[at] = _counted(one.topic, result)
     return answers
-
-
-async def _end(futures: "Sequence[asyncio.Future[Any]]") -> None:
-    """Cancel the unfinished futures, and wait for them."""
-    under_way = [one for one in futures if not one.done()]
-    for one in under_way:
-        one.cancel()
-    for ended in await asyncio.gather(*under_way, return_exceptions=True):
-        if isinstance(ended, Fetched):  # it was done before it could be cancelled
-            ended.reservation.release()
 
 
 def _stored_of(content: pa.Buffer, _: int) -> tuple[list[RecordBatch], int]:
