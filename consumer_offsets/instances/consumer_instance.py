@@ -19,12 +19,12 @@ import structlog
 
 from consumer_offsets.followed_topics import compiled
 from consumer_offsets.group_shards import GroupShard
+from consumer_offsets.groups.instance_record import Assigned, InstanceValue, Start, Subscriber
 from consumer_offsets.instances.instance_group import HEARTBEAT_INTERVAL_S, InstanceGroup
 from consumer_offsets.instances.instance_home import InstanceHome, Polled
 from consumer_offsets.instances.instance_member import InstanceMember
 from consumer_offsets.instances.instance_positions import InstancePositions
 from consumer_offsets.instances.instance_reader import InstanceReader
-from consumer_offsets.instances.instance_record import Assigned, InstanceValue, Start, Subscriber
 from consumer_offsets.instances.instance_starts import InstanceStarts, Position
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType

@@ -5,9 +5,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from consumer_offsets.groups.instance_record import InstanceConfig
 from consumer_offsets.instances.instance_home import Polled, PolledPartition
 from consumer_offsets.instances.instance_positions import InstancePositions
-from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.instances.instance_starts import Position
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext

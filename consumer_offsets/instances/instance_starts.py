@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from consumer_offsets.group_shards import GroupShard, answered
+from consumer_offsets.groups.instance_record import InstanceValue, Start
+from consumer_offsets.groups.instance_table import PutInstance
 from consumer_offsets.instances.instance_home import InstanceHome
-from consumer_offsets.instances.instance_record import InstanceValue, Start
-from consumer_offsets.instances.instance_table import PutInstance
 from logstore.broker.context import INTERNAL
 from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
 from logstore.broker.topics.ids import require_topic_id, topic_id_text

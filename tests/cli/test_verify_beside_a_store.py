@@ -10,8 +10,8 @@ from logstore.broker.context import INTERNAL
 from logstore.cli.data_directory import log_directories
 from logstore.cli.topic_table import read_journals
 from logstore.delta.topic_table import RewritePart, TopicTable
-from logstore.journal.inspect import verify
-from logstore.log.table_check import verify_topic
+from logstore.inspection.journal import verify
+from logstore.inspection.table_check import verify_topic
 from logstore.log.topic import Topic
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import SegmentWriter

@@ -16,8 +16,8 @@ from logstore.cli.app import app
 from logstore.cluster.coordinator import ElectionType
 from logstore.cluster.znodes import NO_LEADER
 from logstore.errors import LogStoreError
+from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal import journal as journal_module
-from logstore.journal.observed import ObservedJournal
 from logstore.log.frame_records import frame_records
 from logstore.log.relocation import relocate_oldest
 from logstore.log.topic import Topic

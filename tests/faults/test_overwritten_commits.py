@@ -12,7 +12,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitConflictError
-from logstore.journal.inspect import dump
+from logstore.inspection.journal import dump
 from logstore.limits import MIB
 from logstore.log.topic import Topic
 from logstore.segments.writer import SegmentWriter

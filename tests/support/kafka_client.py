@@ -14,8 +14,8 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
 from logstore.kafka_batches.encoding import encode_batch
-from logstore.kafka_listener.connection import ConnectionLimits
 from logstore.kafka_listener.listener import KafkaListener
+from logstore.kafka_listener.listening import ConnectionLimits
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import ProduceRequest
 from logstore.kafka_protocol.requests import write_request

@@ -17,7 +17,7 @@ from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.broker.topics.problems import ProblemState
 from logstore.delta.snapshot import PartitionState
 from logstore.errors import CommitRefusedError, LogStoreError, QuarantinedError, UnsupportedTableError
-from logstore.log.feature_removal import take_back
+from logstore.inspection.feature_removal import take_back
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import encode_batches, read_records
 from tests.support import deletion_vectors as vectors

@@ -23,7 +23,7 @@ from logstore.errors import (
     StorageFullError,
     ThrottledError,
 )
-from logstore.journal.inspect import dump
+from logstore.inspection.journal import dump
 from logstore.log import producer_state
 from logstore.log.relocation import relocate_oldest
 from logstore.log.topic import Topic

@@ -14,7 +14,7 @@ import pytest
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_listings import GroupListings
-from consumer_offsets.instances.instance_record import InstanceConfig
+from consumer_offsets.groups.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType

@@ -12,8 +12,9 @@ import pytest
 
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
-from logstore.kafka_listener.connection import REQUESTS_IN_HAND_MAX, ConnectionLimits
+from logstore.kafka_listener.connection import REQUESTS_IN_HAND_MAX
 from logstore.kafka_listener.dispatch import HANDLERS
+from logstore.kafka_listener.listening import ConnectionLimits
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.messages import (
     ApiVersionsRequest,

@@ -14,8 +14,8 @@ from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError
 from logstore.filesystem import FileSystem
-from logstore.log.table_check import verify_topic
-from logstore.log.table_rebuild import Known, RebuildPlan, carry_out, plan_rebuild
+from logstore.inspection.table_check import verify_topic
+from logstore.inspection.table_rebuild import Known, RebuildPlan, carry_out, plan_rebuild
 from logstore.segments.reader import read_row_group, row_groups
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table

@@ -12,11 +12,11 @@ from uuid import UUID
 
 from logstore.errors import LogStoreError, StorageError
 from logstore.filesystem import FileSystem, local_filesystem
+from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, KNOWN, FrameFlags, FrameType
 from logstore.journal.identity import FoundJournal
 from logstore.journal.journal_file import JournalFile, PartitionKey, list_files
-from logstore.journal.observed import ObservedJournal
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import WINDOW_BYTES, JournalScan, find_headers, payload_is_good
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
@@ -110,8 +110,8 @@ class VerifyReport:
 class LostRange:
     """Frames of a partition from the damage on, which a repair removes.
 
-    Their table shows whether their records are lost (``logstore.log.journal_loss``). A frame whose header is unreadable
-    is not among them.
+    Their table shows whether their records are lost (``logstore.inspection.journal_loss``). A frame whose header is
+    unreadable is not among them.
     """
 
     topic_id: UUID

@@ -7,10 +7,10 @@ import pytest
 
 from logstore.errors import StorageError
 from logstore.filesystem import FileSystem
+from logstore.inspection.journal import verify
+from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal.errors import JournalCorruptionError
-from logstore.journal.inspect import verify
 from logstore.journal.journal_file import list_files
-from logstore.journal.observed import ObservedJournal
 from tests.support.damage import cut, flip_bit
 from tests.support.journals import data_frame, offsets, running
 

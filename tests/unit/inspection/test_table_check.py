@@ -11,10 +11,10 @@ from deltalake.transaction import AddAction
 from logstore.delta.log_entries import checksums, list_log, vouch
 from logstore.delta.schema import add_action
 from logstore.filesystem import FileSystem
+from logstore.inspection.table_check import TopicReport, newest_tails, verify_topic
 from logstore.journal.frame import FrameLocation
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.journal_tail import collect_tails
-from logstore.log.table_check import TopicReport, newest_tails, verify_topic
 from logstore.records.batch_identity import BatchIdentity, RememberedBatch
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table

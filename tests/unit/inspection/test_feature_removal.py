@@ -11,8 +11,8 @@ from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.table_features import BASE, FEATURES
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError, LogStoreError, UnsupportedTableError
-from logstore.log import feature_removal
-from logstore.log.feature_removal import TakenBack
+from logstore.inspection import feature_removal
+from logstore.inspection.feature_removal import TakenBack
 from logstore.segments.reader import read_row_group, row_groups
 from logstore.topic_config import TopicConfig
 from tests.support import deletion_vectors as vectors

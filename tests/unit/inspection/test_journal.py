@@ -4,8 +4,8 @@ import pytest
 
 from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, DataDirectoryError, StorageError
+from logstore.inspection.journal import DumpedControl, DumpedSnapshot, dump, repair, verify
 from logstore.journal.frame import HEADER_BYTES, FrameFlags
-from logstore.journal.inspect import DumpedControl, DumpedSnapshot, dump, repair, verify
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch
 from logstore.records.transactions import ControlType, Marker, OpenTransaction

@@ -10,8 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from uuid import UUID
 
-from logstore.journal.inspect import LostRange
-from logstore.log.table_check import Tails
+from logstore.inspection.journal import LostRange
+from logstore.inspection.table_check import Tails
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import pytest
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.effects import Answer, AppendRecord, Effect
-from consumer_offsets.instances.instance_record import (
+from consumer_offsets.groups.instance_record import (
     Assigned,
     InstanceConfig,
     InstanceRecord,
@@ -13,7 +13,7 @@ from consumer_offsets.instances.instance_record import (
     Start,
     decode_instance,
 )
-from consumer_offsets.instances.instance_table import InstanceTable, PutInstance
+from consumer_offsets.groups.instance_table import InstanceTable, PutInstance
 from logstore.errors import CorruptionError, InstanceExistsError, UnknownInstanceError
 from logstore.records.offset_record import InstanceKey, decode_key
 

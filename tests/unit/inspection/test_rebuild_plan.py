@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.log.rebuild_plan import Candidate, newest_chain
+from logstore.inspection.rebuild_plan import Candidate, newest_chain
 
 
 def file(base: int, end: int, records: int | None = None, *, epoch: int = 0, name: str = "") -> Candidate:

@@ -15,7 +15,7 @@ import msgspec
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.effects import Answer, AppendRecord, Effect
-from consumer_offsets.instances.instance_record import InstanceRecord, InstanceValue
+from consumer_offsets.groups.instance_record import InstanceRecord, InstanceValue
 from logstore.errors import InstanceExistsError, LogStoreError, UnknownInstanceError
 from logstore.limits import SHOWN_NAME_LENGTH_MAX
 from logstore.records.offset_record import InstanceKey

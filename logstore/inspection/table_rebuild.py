@@ -38,10 +38,10 @@ from logstore.delta.schema import (
 from logstore.delta.table_features import BASE, DELETION_VECTORS, FEATURES, features_of, matches
 from logstore.entropy import new_uuid
 from logstore.errors import CommitRefusedError, CorruptionError, LogStoreError
+from logstore.inspection.rebuild_plan import Candidate, Chain, newest_chain
 from logstore.journal.journal_file import PartitionKey
 from logstore.log.history import new_gaps
 from logstore.log.journal_tail import JournalTail
-from logstore.log.rebuild_plan import Candidate, Chain, newest_chain
 from logstore.segments.checking import check_file
 from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.footer import ROLL, SegmentFooter
