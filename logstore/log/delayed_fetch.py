@@ -33,9 +33,7 @@ class DelayedFetch:
 
     __slots__ = ("_sources", "_timer", "news")
 
-    def __init__(
-        self, sources: Sequence[Source], end: float, news: "asyncio.Future[bool] | None" = None
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], end: float, news: "asyncio.Future[bool] | None" = None) -> None:
         loop = asyncio.get_running_loop()
         self.news: asyncio.Future[bool] = loop.create_future() if news is None else news
         self._sources = sources

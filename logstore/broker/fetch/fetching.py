@@ -287,7 +287,7 @@ class Fetching:
         while not self._answers.has_room(size):
             room = self._answers.wait_for_room(size)
             try:
-                if not await patience.until(room):
+                if not await patience.until((), room):
                     break
             finally:
                 self._answers.wait_no_more(room)

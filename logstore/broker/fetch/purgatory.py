@@ -6,7 +6,6 @@ woken when a partition grows, is closed or quarantined, and when its principal m
 
 import asyncio
 import itertools
-import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,15 +13,12 @@ from logstore.broker.authorizer import Authorizer, AuthorizerView, Operation, Re
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError
 from logstore.limits import FETCH_BYTES_MAX, RECORD_OVERHEAD_BYTES
+from logstore.log.delayed_fetch import DelayedFetch, Source, end_of_wait
 from logstore.log.isolation import Isolation
 from logstore.log.log_reader import require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.where.evaluation import Where
-
-#: Waits end at ticks. A tick is at most this part of the wait, and an eighth of a second.
-_TICKS = 32
-_TICK_MAX_S = 0.125
 
 #: Called when a fetch has to wait. It returns when the response is wanted at once, and raises when the client has gone.
 Gone = Callable[[], Coroutine[object, object, None]]
@@ -166,14 +162,6 @@ class Permissions:
         self._authorizer.remove_reader(woken)
 
 
-def end_of_wait(now: float, end: float) -> float:
-    """Return the end of a wait from ``now`` to ``end``, in seconds of the loop's clock. Waits that take about the same
-    time end together, because each turn of the loop has a cost.
-    """
-    tick_s = min(_TICK_MAX_S, 2.0 ** math.floor(math.log2((end - now) / _TICKS)))
-    return math.ceil(end / tick_s) * tick_s
-
-
 class Patience:
     """Waits until ``max_wait_ms`` are over, or ``gone`` has ended."""
 
@@ -183,27 +171,24 @@ class Patience:
         self._gone = gone
         self._going: asyncio.Task[None] | None = None
 
-    async def until(self, news: "asyncio.Future[bool]") -> bool:
-        """Wait for ``news``. Return True if it becomes true before patience ends. Raises the errors of ``gone``."""
+    async def until(self, sources: Sequence[Source], news: "asyncio.Future[bool] | None" = None) -> bool:
+        """Wait for news of the ``sources``, or for ``news``. Return True if it comes before patience ends. Raises the
+        errors of ``gone``.
+        """
         now = self._loop.time()
         if now >= self._end or (self._going is not None and self._going.done()):
             return False
         if self._going is None and self._gone is not None:
             self._going = self._loop.create_task(self._gone())
-
-        def end(_: "asyncio.Task[None] | None" = None) -> None:
-            if not news.done():
-                news.set_result(False)
-
-        timer = self._loop.call_at(end_of_wait(now, self._end), end)
+        delayed = DelayedFetch(sources, end_of_wait(now, self._end), news)
         if self._going is not None:
-            self._going.add_done_callback(end)
+            self._going.add_done_callback(delayed.expire)
         try:
-            came = await news
+            came = await delayed.news
         finally:
-            timer.cancel()
+            delayed.cancel()
             if self._going is not None:
-                self._going.remove_done_callback(end)
+                self._going.remove_done_callback(delayed.expire)
         if self._going is not None and self._going.done():
             self._going.result()
             return False
@@ -221,16 +206,8 @@ async def wait_for_records(
 ) -> None:
     """Wait until there are enough records, one of ``wanted`` cannot or may not be read, or patience ends."""
     while not refuse(wanted, permissions) and not _is_enough(wanted, limits):
-        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        sources: list[Permissions | PartitionLog] = [permissions, *(one.log for one in wanted if one.may_grow)]
-        for source in sources:
-            source.add_reader(news)
-        try:
-            if not await patience.until(news):
-                return
-        finally:
-            for source in sources:
-                source.remove_reader(news)
+        if not await patience.until([permissions, *(one.log for one in wanted if one.may_grow)]):
+            return
 
 
 def refuse(wanted: Sequence[WantedPartition], permissions: Permissions) -> bool:
