@@ -70,7 +70,7 @@ class ClusterMember:
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
         """Serve clients and other brokers, and forward the requests that other brokers must answer."""
         self.answer_brokers(broker)
-        self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
+        self._listener.relay(lambda session: listener.relayed_protocol(session.broker_id))
         listener.open(broker, groups, lambda stopping: Relay(broker.elsewhere.router, self._http, stopping))
 
     def answer_brokers(self, broker: Broker) -> None:
@@ -81,11 +81,13 @@ class ClusterMember:
             broker.produce.records, broker.topics.served, discovery, broker.admission, broker.authorizer
         )
         # These are plain functions, so that only the handlers themselves hold the body of a request.
-        self._listener.handlers |= {
-            MessageType.FETCH: fetches.fetch,
-            MessageType.APPEND: lambda _, message: handlers.append(message.body),
-            MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
-        }
+        self._listener.handlers.update(
+            {
+                MessageType.FETCH: fetches.fetch,
+                MessageType.APPEND: lambda _, message: handlers.append(message.body),
+                MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
+            }
+        )
 
     async def stop(self) -> None:
         self._http.close()

@@ -295,7 +295,7 @@ async def _kafka_clients(
         return
     kafka_store = KafkaStore(settings, store.broker, store.groups, store.coordinator, advertised)
     kafka = KafkaListener(kafka_store, lambda: http.connection_count)
-    http.other_connections = lambda: kafka.connection_count
+    http.count_also(lambda: kafka.connection_count)
     await kafka.open(listening)
     try:
         yield

@@ -319,9 +319,9 @@ class Replicas:
         """Apply changed replicas or a changed ISR of a partition that is led here, in the same epoch."""
         leadership = partition_log.require_leader()
         if leadership.in_sync_replicas is None:
-            leadership.in_sync_replicas = self._in_sync_replicas(self._topics[key], state)
+            leadership.replicate(self._in_sync_replicas(self._topics[key], state))
         elif state.replicas == (self._coordinator.broker_id,):
-            leadership.in_sync_replicas = None
+            leadership.replicate(None)
             leadership.advance(partition_log.log_end_offset)
         else:
             leadership.commit(state.replicas, state.in_sync_replicas, self._clock.monotonic())

@@ -166,6 +166,10 @@ class Leadership:
         self._count_replicas()
         return follower
 
+    def replicate(self, in_sync_replicas: InSyncReplicas | None) -> None:
+        """Count these replicas from now on; None if the only one is here."""
+        self.in_sync_replicas = in_sync_replicas
+
     def propose(self, in_sync_replicas: tuple[int, ...]) -> None:
         """Set the ISR that is about to be written."""
         assert self.in_sync_replicas is not None

@@ -8,6 +8,7 @@ kind "nothing was stored", a part without a response one of the kind "unknown". 
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Collection, Sequence
 from typing import Final
 
@@ -62,8 +63,7 @@ class _DividedRequest:
 
     def place(self, at: int, base_offset: int, error: LogStoreError | None, *, repeated: bool) -> None:
         """Set the outcome of part ``at``."""
-        self._responses[at].base_offset = base_offset
-        self._responses[at].error = error
+        self._responses[at] = dataclasses.replace(self._responses[at], base_offset=base_offset, error=error)
         if repeated:
             self._repeated.add(at)
 

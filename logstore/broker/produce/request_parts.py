@@ -44,9 +44,8 @@ def batch_refusal(topic: Topic, batch: KafkaBatch, num_bytes: int) -> LogStoreEr
             "smaller batches or raise the topic's max.message.bytes"
         )
     if topic.config.compacted and batch.null_keys:
-        error = InvalidRecordError(f"Record {batch.null_keys[0]} {_no_key(topic)}.")
-        error.refused = RefusedRecords(batch.null_keys, f"The record {_no_key(topic)}.")
-        return error
+        refused = RefusedRecords(batch.null_keys, f"The record {_no_key(topic)}.")
+        return InvalidRecordError(f"Record {batch.null_keys[0]} {_no_key(topic)}.", refused)
     return None
 
 
