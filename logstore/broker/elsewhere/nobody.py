@@ -20,8 +20,9 @@ from logstore.replication.protocol import Body, MessageType
 from logstore.replication.replica_fetcher import Connection
 
 if TYPE_CHECKING:  # one node imports nothing of the traffic between brokers
-    from logstore.broker.elsewhere.remote_appends import Division
-    from logstore.broker.elsewhere.remote_fetches import DividedFetch
+    from logstore.broker.elsewhere.divided_fetch import DividedFetch
+    from logstore.broker.elsewhere.division import Division
+    from logstore.broker.fetch.forms import FetchPartition
     from logstore.broker.fetch.purgatory import WantedPartition
     from logstore.broker.produce.appends import PreparedRequest
     from logstore.replication.peer_http import Answer, PeerHttp
@@ -69,8 +70,8 @@ class Appends:
 class Fetches:
     """Fetches of partitions that other brokers lead."""
 
-    def unknown(self, names: Iterable[str]) -> Sequence[str]:  # noqa: ARG002
-        """Return those of the topics that this broker does not know, and that another one may have just made."""
+    def unknown(self, partitions: "Sequence[FetchPartition]") -> Sequence[str]:  # noqa: ARG002
+        """Return the topics that this broker does not know, and that another one may have just made."""
         return ()
 
     def divide(

@@ -21,7 +21,7 @@ from logstore.errors import LogStoreError
 from logstore.log.log_reader import FetchResult
 
 if TYPE_CHECKING:  # one node asks no other broker
-    from logstore.broker.elsewhere.remote_fetches import DividedFetch
+    from logstore.broker.elsewhere.divided_fetch import DividedFetch
 
 T = TypeVar("T")
 

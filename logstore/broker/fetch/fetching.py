@@ -201,7 +201,7 @@ class Fetching:
         copies: float,
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
-        if unknown := self._elsewhere.unknown(one.topic for one in partitions):
+        if unknown := self._elsewhere.unknown(partitions):
             await self._wait_until_known(unknown)
         permissions = Permissions(self._authorizer, context)
         found = self._find(partitions, permissions, limits.isolation)

@@ -54,7 +54,7 @@ from logstore.records.payload import decode_payload, encode_payload
 from logstore.threads import threads
 
 if TYPE_CHECKING:  # one node imports nothing of the traffic between brokers
-    from logstore.broker.elsewhere.remote_appends import Division
+    from logstore.broker.elsewhere.division import Division
 
 # Above this, splitting and encoding a request would hold up the event loop for milliseconds.
 _ENCODE_IN_THREAD_BYTES = 1 * MIB
