@@ -10,7 +10,7 @@ and a number for each row that stays.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -53,7 +53,7 @@ def find_kept(
     clean: Sequence[Source],
     dirty: Sequence[Source],
     log_start: int,
-    pool: ThreadPoolExecutor,
+    pool: Executor,
 ) -> KeptRows:
     """Find the rows that stay of ``clean`` sources, then of ``dirty`` ones, which come after them.
 
@@ -101,7 +101,7 @@ def _units(files: TableFiles, sources: Sequence[Source], rows_min: int) -> Itera
         yield _Unit(tuple(groups))
 
 
-def _map(pool: ThreadPoolExecutor, function: Callable[[_Unit], T], units: Iterator[_Unit]) -> Iterator[T]:
+def _map(pool: Executor, function: Callable[[_Unit], T], units: Iterator[_Unit]) -> Iterator[T]:
     """Yield results as ``pool.map`` does, with few units in flight, which bounds memory."""
     flying: deque[Future[T]] = deque()
     try:

@@ -1,7 +1,7 @@
 """Key compaction of a partition in this process, by threads: pyarrow and numpy work without Python's lock."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from compaction_jobs.space import replaced, require_space
 from compaction_jobs.topics import JobTopic
 from logstore.segments.joining import Rows, WriteTask, Written, has_unmet_tombstone, write_segment
 from logstore.table_files import TableFiles
+from logstore.threads import threads
 from logstore.topic_config import TopicConfig
 
 #: Each thread that writes holds two row groups.
@@ -41,8 +42,8 @@ def compact_here(
     """
     result = LocalResult()
     with (
-        ThreadPoolExecutor(threads(), thread_name_prefix="compaction") as pool,
-        ThreadPoolExecutor(_PARTITIONS_AT_ONCE, thread_name_prefix="partition") as partitions,
+        threads().pool(thread_count(), "compaction") as pool,
+        threads().pool(_PARTITIONS_AT_ONCE, "partition") as partitions,
     ):
         futures = [partitions.submit(_compact, context, topic, plan, config, now_ms, pool) for plan in plans]
         try:
@@ -66,7 +67,7 @@ def _compact(
     plan: CompactionPlan,
     config: TopicConfig,
     now_ms: int,
-    pool: ThreadPoolExecutor,
+    pool: Executor,
 ) -> tuple[list[WriteTask], list[Written]]:
     """Compact one partition. Raises KeysDoNotFitError, StorageFullError, OSError, CorruptionError."""
     files = context.paced(topic.table.files)
@@ -83,14 +84,14 @@ def _compact(
     return tasks, write_all(files, tasks, pool, [[by_path[s.path] for s in task.sources] for task in tasks])
 
 
-def threads() -> int:
+def thread_count() -> int:
     return min(int(pa.cpu_count()), _THREADS_MAX)
 
 
 def write_all(
     files: TableFiles,
     tasks: Sequence[WriteTask],
-    pool: ThreadPoolExecutor,
+    pool: Executor,
     kept: Sequence[Sequence[Rows] | None],
 ) -> list[Written]:
     """Write the segments of ``tasks``, with the ``kept`` rows of each source; None keeps all from the log start offset

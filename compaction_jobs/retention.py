@@ -9,11 +9,10 @@ partition's file that contains the log start offset.
 """
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from compaction_jobs.context import JobContext
-from compaction_jobs.local_compaction import threads, write_all
+from compaction_jobs.local_compaction import thread_count, write_all
 from compaction_jobs.planning import RetentionPlan, plan_retention
 from compaction_jobs.report import NOTHING, TopicReport, totals
 from compaction_jobs.rewriting import AttemptResult, commit, disk_errors, refused_as_overtaken, require_whole, rewrite
@@ -25,6 +24,7 @@ from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError, StorageError
 from logstore.log.merging import base_offset
 from logstore.segments.joining import Rows, Source, WriteTask
+from logstore.threads import threads
 
 OPERATION = "retention"
 BOUNDARY_OPERATION = "retention-boundary"
@@ -92,7 +92,7 @@ def _cut(
     try:
         with (
             disk_errors(f"cutting segments of topic {topic.name!r}"),
-            ThreadPoolExecutor(threads(), thread_name_prefix="retention") as pool,
+            threads().pool(thread_count(), "retention") as pool,
         ):
             require_space(context, topic, [plan.boundary for plan in plans if plan.boundary])
             written = write_all(context.paced(topic.table.files), tasks, pool, kept)

@@ -7,7 +7,6 @@ the commits that it has made, and at worst files that no commit names.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from compaction_jobs.applications import spark_errors
 from compaction_jobs.context import JobContext
@@ -23,6 +22,7 @@ from logstore.limits import GIB, MIB
 from logstore.log.merging import MERGE, MergeGroup, merge_parts, merge_task, plan_merge
 from logstore.segments.joining import WriteTask, Written, write_here
 from logstore.table_files import TableFiles
+from logstore.threads import threads
 
 #: Up to this size joining in this process takes less time than starting Spark.
 LOCAL_BYTES_MAX = 1 * GIB
@@ -101,8 +101,8 @@ def _join(
 
 
 def _here(files: TableFiles, tasks: Sequence[WriteTask]) -> list[Written]:
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return list(threads.map(lambda task: write_here(task[0], task[1], files=files), enumerate(tasks)))
+    with threads().pool(_THREADS, "merge") as pool:
+        return list(pool.map(lambda task: write_here(task[0], task[1], files=files), enumerate(tasks)))
 
 
 def _by_spark(context: JobContext, tasks: Sequence[WriteTask]) -> list[Written]:

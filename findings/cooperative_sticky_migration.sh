@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Apache Kafka 4.1.1 does not convert a live classic group of librdkafka's `cooperative-sticky` to KIP-848; it converts one of `range`.
+# Apache Kafka 4.1.1 converts a live classic group with `range` to KIP-848, but not one with librdkafka's `cooperative-sticky`.
 #
 # Guessed: the online migration (KIP-848, group.consumer.migration.policy=bidirectional, the default) takes a group with any built-in assignor.
-# Happens: a member of librdkafka's `cooperative-sticky` that has partitions when it joins again tells of them in its user data, and the leader
-#          puts that into the assignment, too. The broker takes it for the state of a custom assignor and does not convert the group. The
-#          member that comes with group.protocol=consumer is answered GROUP_ID_NOT_FOUND, which is fatal to it.
-# Beside:  in its first generation the group has no such data, and is converted: a trial with a group that has just begun works.
+# Happens: a member with librdkafka's `cooperative-sticky` that has partitions when it joins again lists them in its user data, and the leader
+#          also puts that data into the assignment. The broker takes it for the state of a custom assignor and does not convert the group. The
+#          member that joins with group.protocol=consumer gets GROUP_ID_NOT_FOUND, which is fatal to it.
+# Beside:  in its first generation the group has no such data, and is converted: a trial with a new group works.
 #
-# The rolling restart of two members that read a topic of two partitions, up to the first member that comes back with KIP-848; once with
-# `range` and once with `cooperative-sticky`. The third case has no rebalance before: one member of `cooperative-sticky`, and one of KIP-848.
+# The script restarts two members, which read a topic of two partitions, one after the other until the first comes back with KIP-848; once with
+# `range` and once with `cooperative-sticky`. The third case has no earlier rebalance: one member with `cooperative-sticky`, and one with KIP-848.
 #
 #   findings/cooperative_sticky_migration.sh
 #
 # Exit: 0 as stated, 1 the behaviour changed, 2 not tried (a tool is missing, an installation or the broker failed, no time left).
 # Needs bash, coreutils, Python >= 3.9 with venv, Java >= 17, Maven. Installs into a temporary directory that it removes.
-# MAVEN_REPOSITORY_URL names another repository than Maven's own settings do. pip's settings count as everywhere.
-# TIME_LIMIT is for a busy machine: the seconds for everything, 165 without it. It takes 16 s of CPU with jars that Maven has already.
+# MAVEN_REPOSITORY_URL replaces the repository of Maven's own settings. pip's settings apply as usual.
+# TIME_LIMIT is for a busy machine: the seconds for the whole run, 165 by default. It takes 16 s of CPU if Maven already has the jars.
 set -euo pipefail
 
 readonly KAFKA=4.1.1 SCALA=2.13 LOG4J=2.24.3 DEPENDENCY_PLUGIN=2.8 CONFLUENT_KAFKA=2.16.1
 readonly SECONDS_IN_ALL=${TIME_LIMIT:-165}
-# For processes that live for seconds.
+# These options suit processes that live for seconds.
 readonly QUICK_START=(-XX:TieredStopAtLevel=1 -XX:+UseSerialGC)
 
 not_tried() {
@@ -36,7 +36,7 @@ cleanup() {
         wait "$running" 2>/dev/null || true
     fi
     if [ -n "$broker" ]; then
-        kill -KILL "$broker" 2>/dev/null || true # its data are thrown away
+        kill -KILL "$broker" 2>/dev/null || true # its data is thrown away
         wait "$broker" 2>/dev/null || true
     fi
     rm -rf "$work"
@@ -44,7 +44,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 2' INT TERM HUP
 
-# Runs a command with the time that is left; its output goes to a log, whose end is shown if it fails.
+# Runs a command within the remaining time; its output goes to a log, whose end is shown if it fails.
 bounded() {
     local name=$1 left=$((SECONDS_IN_ALL - SECONDS))
     shift
@@ -137,7 +137,7 @@ done
 # The cases
 
 cat >"$work/migrate.py" <<'PYTHON'
-"""Prints what happened to the member that came with KIP-848, in one word and in its own words."""
+"""Prints the outcome of the member that came with KIP-848: one word, then its own message."""
 
 import sys
 import time
@@ -160,7 +160,7 @@ def classic_member():
 
 
 def poll(member):
-    """The error that ends the member, if one does."""
+    """Return the error that ended the member, if any."""
     try:
         message = member.poll(0.05)
     except KafkaException as exception:
@@ -170,7 +170,7 @@ def poll(member):
 
 
 def poll_until(condition, members, within):
-    """What went wrong, if anything."""
+    """Poll until the condition holds; return what went wrong, if anything."""
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:
@@ -182,7 +182,7 @@ def poll_until(condition, members, within):
 
 
 def prepare(members, *counts):
-    """Until the members have so many partitions."""
+    """Wait until each member has its number of partitions."""
     if wrong := poll_until(lambda: [len(member.assignment()) for member in members] == list(counts), members, 25):
         sys.exit(f"the classic group did not get ready: {wrong}")
 

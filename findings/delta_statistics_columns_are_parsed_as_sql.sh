@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Delta parses the table property delta.dataSkippingStatsColumns as SQL, under the settings of the session that reads the table.
 #
-# Guessed: a table whose statistics are of the columns `offset,timestamp` can be read in every session; at worst files are not skipped.
-# Happens: with spark.sql.ansi.enforceReservedKeywords (and ANSI mode), OFFSET is reserved, the property is not parsed, and a query with a filter
-#          ends in java.util.NoSuchElementException: None.get, which names neither the property nor the setting. Without a filter it is read.
-# Beside:  the names in backquotes (`offset`,`timestamp`) do not help: there the error is PARSE_SYNTAX_ERROR at or near 'offset'. A session that has
-#          planned a query of the same version of the table before the setting was on continues with the parsed names, and one that failed fails
-#          after the setting is off again: the order of queries decides.
+# Guessed: a table with statistics of the columns `offset,timestamp` can be read in every session; at worst no files are skipped.
+# Happens: with spark.sql.ansi.enforceReservedKeywords (and ANSI mode), OFFSET is reserved, the property cannot be parsed, and a query with a filter
+#          fails with java.util.NoSuchElementException: None.get, which names neither the property nor the setting. A query without a filter works.
+# Beside:  the names in backquotes (`offset`,`timestamp`) do not help: there the error is PARSE_SYNTAX_ERROR at or near 'offset'. A session that
+#          planned a query of this version of the table before the setting was on continues with the parsed names, and a session that failed still
+#          fails after the setting is off again: the order of queries decides.
 #
 #   findings/delta_statistics_columns_are_parsed_as_sql.sh
 #
@@ -35,7 +35,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 2' INT TERM HUP
 
-# Runs a command with the time that is left. Its exit code is in $code; its output is in a log.
+# Runs a command within the remaining time. Its exit code is in $code; its output is in a log.
 bounded() {
     local name=$1 left=$((SECONDS_IN_ALL - SECONDS))
     shift

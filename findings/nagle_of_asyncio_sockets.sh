@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # asyncio leaves Nagle's algorithm on for a TCP socket that the program made itself, on both ends.
 #
-# Guessed: "TCP_NODELAY is set by default for all TCP connections" (asyncio's documentation, since Python 3.6). So a small message that follows
-#          another one at once is sent at once, whoever made the socket.
-# Happens: asyncio sets it only if `sock.proto == socket.IPPROTO_TCP`. `socket.socket(AF_INET, SOCK_STREAM)` has proto 0, and so has what a
-#          listening socket of that kind accepts. With `sock=` given to open_connection or start_server the option stays off. The same call with
-#          `host=` and `port=` sets it, because getaddrinfo tells the proto.
-# uvloop:  sets the option in all cases.
+# Guessed: "TCP_NODELAY is set by default for all TCP connections" (asyncio's documentation, since Python 3.6). So a small message right
+#          after another one is sent at once, whether the program or asyncio made the socket.
+# Happens: asyncio sets it only if `sock.proto == socket.IPPROTO_TCP`. `socket.socket(AF_INET, SOCK_STREAM)` has proto 0, and so has each
+#          connection that such a listening socket accepts. With `sock=` given to open_connection or start_server the option stays off. The same call with
+#          `host=` and `port=` sets it, because getaddrinfo returns the proto.
+# Beside:  uvloop sets the option in all cases.
 #
-# A second small write then waits for the acknowledgement of the first one, which the peer delays by up to 40 ms on Linux. To be seen in protocols
-# that write a header and a body, and under TLS. Make such a socket with `proto=socket.IPPROTO_TCP`, or set TCP_NODELAY.
+# A second small write then waits for the acknowledgement of the first one, which the peer delays by up to 40 ms on Linux. This affects protocols
+# that write a header and then a body, and TLS. Make such a socket with `proto=socket.IPPROTO_TCP`, or set TCP_NODELAY.
 #
 #   findings/nagle_of_asyncio_sockets.sh
 #
@@ -52,7 +52,7 @@ def nodelay(writer):
 
 
 async def both_ends(proto):
-    """Of a connection between sockets of the program's own; None: asyncio makes them from host and port."""
+    """Return both options for sockets that the program made; with None asyncio makes them from host and port."""
     accepted = asyncio.get_running_loop().create_future()
 
     async def serve(_, writer):

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Spark 4.2.0 takes the first JSON document of a text, and ignores what is behind it. It is no corrupt record.
+# Spark 4.2.0 parses the first JSON document of a text, and ignores the text after it, which does not make a corrupt record.
 #
 # Guessed: from_json raises in mode FAILFAST for `{"a": 1} garbage` and for `{"a": 1} {"a": 2}`, and fills the corrupt-record column in mode
 #          PERMISSIVE; parse_json raises, and try_parse_json gives null.
-# Happens: all of them give a = 1: no error, no null, no corrupt record. spark.read.json does the same with each line of a file, and takes the
-#          first document only of a whole file with multiLine. None of the JSON options tried changes it.
-# Beside:  from_json with a column `a string` gives the text of a double, not the text that was there: {"a": 0.1234567890123456789012} loses
-#          digits. spark.read.json of a file keeps them, unless it is given an encoding; parse_json keeps them, too.
+# Happens: all of them give a = 1: no error, no null, no corrupt record. spark.read.json does the same with each line of a file, and with
+#          multiLine it takes only the first document of a whole file. None of the JSON options tried changes this.
+# Beside:  from_json with a column `a string` returns the text of a double instead of the original text: {"a": 0.1234567890123456789012} loses
+#          digits. spark.read.json of a file keeps them, unless it is given an encoding; parse_json also keeps them.
 #
 # Python's json raises "Extra data" for such texts.
 #
@@ -36,7 +36,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 2' INT TERM HUP
 
-# Runs a command with the time that is left. Its exit code is in $code; its output is in a log.
+# Runs a command within the remaining time. Its exit code is in $code; its output is in a log.
 bounded() {
     local name=$1 left=$((SECONDS_IN_ALL - SECONDS))
     shift
@@ -65,7 +65,7 @@ unset SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH
 export TMPDIR=$work SPARK_LOCAL_IP=127.0.0.1
 
 cat >"$work/spark.py" <<'PYTHON'
-"""Prints what each reader makes of the texts. Exit: 0 as stated, 1 the behaviour changed (the last line says what), or Spark failed."""
+"""Prints the result of each reader for the texts. Exit: 0 as stated, 1 the behaviour changed (the last line says what), or Spark failed."""
 
 import json
 import platform
@@ -86,8 +86,8 @@ CUT_OFF = '{"a": '
 DIGITS = '{"a": 0.1234567890123456789012}'
 EXACT, DOUBLE = "0.1234567890123456789012", "0.12345678901234568"
 
-# Spark's options for reading JSON, without those for dates and times, samplingRatio (of inference), and mode and columnNameOfCorruptRecord,
-# which the cases have.
+# Spark's options for reading JSON, without those for dates and times, samplingRatio (for inference), and without mode and columnNameOfCorruptRecord,
+# which the cases set.
 OPTIONS = {
     "allowBackslashEscapingAnyCharacter": "true",
     "allowComments": "true",
@@ -117,7 +117,7 @@ changed = []
 
 
 def outcome(run):
-    """What it gives, or the condition of Spark's error."""
+    """Return the result, or the condition of Spark's error."""
     try:
         return run()
     except Exception as exception:
@@ -218,7 +218,7 @@ def all_options():
 
 by_option = outcome(all_options)
 if isinstance(by_option, str):
-    # One of them raises: one by one.
+    # One of them raises, so they are tried one by one.
     by_option = {name: outcome(lambda: rows("a string", {**FAILFAST, name: value}, texts)) for name, value in OPTIONS.items()}
 for name, value in OPTIONS.items():
     seen = by_option[name]

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# deltalake (delta-rs) 1.6.6 commits an OPTIMIZE whose source files another OPTIMIZE has removed meanwhile: each row is in the table twice.
+# deltalake (delta-rs) 1.6.6 commits an OPTIMIZE although another OPTIMIZE has removed its source files meanwhile: each row is in the table twice.
 #
 # Guessed: two rewrites of the same files conflict. The second fails with CommitFailedError, as it does when a DELETE has removed a file.
-#          Delta's protocol lets a writer that loses commit again only if what it read has not changed; Delta on Spark raises
+#          Delta's protocol lets a writer that lost the race commit again only if the files it read have not changed; Delta on Spark raises
 #          ConcurrentDeleteReadException or ConcurrentDeleteDeleteException.
 # Happens: the second `optimize.compact()` or `optimize.z_order()` of a DeltaTable that was opened before the first one was committed returns
-#          without an error. It removes files that are removed already, and adds its own file beside that of the first. Rows that a DELETE takes
-#          out after the first OPTIMIZE come back with the second.
-# Before:  1.6.3 and the earlier ones tried (1.2.1 to 1.6.2) raise CommitFailedError in all four cases.
+#          without an error. It removes files that are already removed, and adds its own file beside that of the first. Rows that a DELETE
+#          removes after the first OPTIMIZE come back with the second.
+# Before:  1.6.3 and the earlier versions tried (1.2.1 to 1.6.2) raise CommitFailedError in all four cases.
 #
-# So run one OPTIMIZE at a time, and none beside another writer's job that rewrites files with dataChange=false.
+# So run one OPTIMIZE at a time, and none while another writer's job rewrites files with dataChange=false.
 #
 #   findings/two_optimizes_of_delta_rs.sh
 #

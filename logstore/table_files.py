@@ -351,6 +351,17 @@ class TableFiles:
         """Make the set of names in the directory ``under`` durable."""
         self._filesystem.sync_directory(Path(self._place(under)))
 
+    def sync_removals(self) -> None:
+        """Make it durable that files are gone which anybody has removed, also a process that was killed since."""
+        self._sync_tree(str(self._path))
+
+    def _sync_tree(self, directory: str) -> None:
+        for child in self._filesystem.names(directory):
+            with contextlib.suppress(FileNotFoundError):
+                if self._filesystem.is_directory(path := f"{directory}/{child}"):
+                    self._sync_tree(path)
+        self._filesystem.sync_directory(Path(directory))
+
     # ---- local --------------------------------------------------------------------------------------------------
 
     def _place(self, name: str) -> str:

@@ -29,16 +29,16 @@ from xdist.workermanage import WorkerController
 from tests.support import examples
 from tests.support.process_logging import logging_put_back
 
-# The store's log is of interest only where a test asks for it.
+# The store's log is shown only if a test asks for it.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
-# A shell that starts the tests in the background has Ctrl-C ignored, and commands that tests start would inherit that.
+# A shell that starts the tests in the background ignores Ctrl-C, and commands that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # httpx reads the certificates of all authorities for each client, and for each call without one: 24 ms of CPU.
 _of_httpx = httpx._transports.default
 _of_httpx.create_ssl_context = functools.cache(_of_httpx.create_ssl_context)
-# Its own 5 s for a call without a timeout are less than a busy machine may take for an fsync.
+# httpx's default of 5 s for a call without a timeout is less than a busy machine may take for an fsync.
 _of_calls = httpx._config.DEFAULT_TIMEOUT_CONFIG
 _of_calls.connect = _of_calls.read = _of_calls.write = _of_calls.pool = 60
 
@@ -53,7 +53,8 @@ _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 8 * 1024**3
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
-#: Stores of tests listen for Kafka's clients where a test asks for it: their default port is one for the machine.
+#: Stores of tests listen for Kafka's clients only if a test asks for it: only one store of a machine can have their
+#: default port.
 _NO_KAFKA = "LOGSTORE_KAFKA_LISTENERS"
 os.environ[_NO_KAFKA] = ""
 
@@ -67,7 +68,7 @@ def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def logging_of_its_own() -> Iterator[None]:
-    """A test that sets up the process's logging leaves nothing of that to the next."""
+    """Restore the process's logging after a test that sets it up."""
     with logging_put_back():
         yield
 
@@ -80,7 +81,7 @@ _REFUSAL = (
     "A quick test starts a process. Do without, or mark it: pytest.mark.system, or pytest.mark.spark for a JVM "
     "(docs/CONTRIBUTING.md, Lanes)."
 )
-#: The quick test that runs, if one does.
+#: The quick test that runs, if any.
 _quick: list[str] = []
 
 
@@ -89,13 +90,13 @@ def _refuse_processes(event: str, _given: object) -> None:
         raise AssertionError(f"{_REFUSAL} It is {_quick[0]}.")
 
 
-# It stays for as long as Python runs: there is no way to take it back.
+# The hook stays for as long as Python runs: it cannot be removed.
 sys.addaudithook(_refuse_processes)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """From the first fixture on to the last."""
+    """Note a quick test from its first fixture to its last."""
     if not any(mark.name in _SLOW_LANES for mark in item.iter_markers()):
         _quick.append(item.nodeid)
     try:
@@ -106,7 +107,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Also a process that was started past the audit (``multiprocessing``), or whose refusal was swallowed."""
+    """Fail a quick test that started a process past the audit (``multiprocessing``), or that swallowed the refusal."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
     result = yield
     assert not _quick or resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt == before, _REFUSAL
@@ -116,11 +117,11 @@ def pytest_runtest_call() -> Iterator[None]:
 # ---- tests that hang -------------------------------------------------------------------------------------------------
 #
 # pytest-timeout fails a test by a signal, with all stacks in its report. Python handles signals between bytecodes only:
-# a wait inside uvloop, pyarrow or delta-rs does not see it. And pytest-timeout looks away once a test has failed: its
-# teardown may hang. A thread of faulthandler, which needs no GIL, ends the process then: stacks on stderr, and xdist
-# reports the test and goes on in a new process.
+# a wait inside uvloop, pyarrow or delta-rs does not see it. And pytest-timeout does nothing once a test has failed,
+# although its teardown may hang. A thread of faulthandler, which needs no GIL, then ends the process with all stacks on
+# stderr, and xdist reports the test and continues in a new process.
 
-#: Of the test that runs: seconds until the process ends. The report by the signal comes first.
+#: Seconds until the process ends, for the running test. The report by the signal comes first.
 _watched: list[float] = []
 
 
@@ -137,14 +138,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> None:
-    """None: pytest-timeout sets its own timer, too."""
+    """Set a second timer and return None, so that pytest-timeout also sets its own."""
     _watched[:] = [settings.timeout * 1.2]
     _end_process_if_it_hangs(item.config)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """pytest has stopped both timers for a debugger that may start: the teardown of a failed test gets new time."""
+    """Give the teardown of a failed test new time: pytest has stopped both timers for a debugger that may start."""
     if _watched and not node.config.option.usepdb:
         _end_process_if_it_hangs(node.config)
 
@@ -156,8 +157,8 @@ def pytest_runtest_logfinish() -> None:
 
 # ---- order and processes of xdist ------------------------------------------------------------------------------------
 
-# All files with the same one of these prefixes run in one process. The first ones share Spark's JVM, the second ones
-# start programs with a Spark of their own: if more of these ran at once, each would have too little of the machine.
+# All files with the same one of these prefixes run in one process. The first ones share Spark's JVM. The second ones
+# start programs with their own Spark: if more of these ran at once, each would have too little of the machine.
 _TOGETHER = ("tests/spark/test_", "tests/spark/programs/")
 # The longest tests begin first; the many short ones fill the remaining time of the processes.
 _FIRST = (*_TOGETHER, "tests/faults/", "tests/concurrency/", "tests/stateful/")
@@ -171,20 +172,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay for good: keep the garbage collector from looking at them."""
+    """Freeze modules and tests, which stay for good, so that the garbage collector does not look at them."""
     gc.freeze()
 
 
 class Scheduling(LoadFileScheduling):
-    """Of several processes one gets a whole file, with the servers that its tests share, or all files ``_TOGETHER``."""
+    """Gives a process a whole file, with the servers that its tests share, or all files ``_TOGETHER``."""
 
     def _split_scope(self, nodeid: str) -> str:
         together = (prefix for prefix in _TOGETHER if nodeid.startswith(prefix))
         return next(together, None) or str(super()._split_scope(nodeid))
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """A test whose process ended is not run again: it may have hung for ten minutes. Those behind it are next: were
-        they last, all of Spark could be left for one process.
+        """Remove a process, and do not run its last test again, which may have hung for ten minutes. The tests after it
+        are next: if they were last, all of Spark could be left for one process.
         """
         assigned = self.assigned_work[node]
         unfinished = ((tests, name) for tests in assigned.values() for name, done in tests.items() if not done)
@@ -199,5 +200,5 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    config.option.loadscopereorder = False  # by number of tests, which says little of their time
+    config.option.loadscopereorder = False  # the order is by number of tests, which says little about their time
     return Scheduling(config, log)

@@ -5,6 +5,6 @@ import sys
 
 from docs.demo.main import main
 
-# Ctrl-C while Spark works: py4j logs a traceback before the exception comes to us.
+# If Ctrl-C comes while Spark works, py4j logs a traceback before the exception reaches this program.
 logging.getLogger().addHandler(logging.NullHandler())
 sys.exit(main())

@@ -9,7 +9,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A reader's offsets: of each partition from the first to the last, and whether none is missing."""
+    """A reader's offsets: the range of each partition, and ``dense``, which is true if none is missing."""
 
     offsets: Mapping[int, range]
     dense: bool
@@ -20,8 +20,8 @@ class Contents:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The offsets of parts that were read one after the other: dense if each of them is, and begins where others
-        ended.
+        """Return the offsets of parts that were read one after the other: dense if each part is dense and begins where
+        the one before it ends.
         """
         offsets: dict[int, range] = {}
         dense = all(part.dense for part in parts)
@@ -42,7 +42,7 @@ class Checks:
         self.rows.append((what, f"{found:,}", found == expected))
 
     def contents(self, what: str, found: Contents, expected: Mapping[int, range]) -> None:
-        """Per partition, not only in sum."""
+        """Compare each partition, not only the sum."""
         self.rows.append((what, f"{found.total:,}", found.offsets == expected and found.dense))
 
     def holds(self, what: str, *, held: bool) -> None:

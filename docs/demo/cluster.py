@@ -25,7 +25,9 @@ LOGS = Path(".cache/demo-cluster")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 if every count agrees, 1 if one does not or a step failed, 130 after Ctrl-C."""
+    """Run the demo and return the exit code: 0 if every count agrees, 1 if one differs or a step failed, 130 after
+    Ctrl-C.
+    """
     parser = argparse.ArgumentParser(prog="python -m docs.demo.cluster", description=__doc__)
     parser.add_argument("--data", default="data-cluster", help="data directory (default: data-cluster)")
     given: str = parser.parse_args(arguments).data
@@ -74,6 +76,6 @@ def _say_what_next(console: Console, data: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C while Spark works: py4j logs a traceback before the exception comes to us.
+    # If Ctrl-C comes while Spark works, py4j logs a traceback before the exception reaches this program.
     logging.getLogger().addHandler(logging.NullHandler())
     sys.exit(main())

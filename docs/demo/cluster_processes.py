@@ -22,16 +22,16 @@ from logstore.cluster_processes.record import Directory
 from logstore.cluster_processes.running_cluster import ClusterEntry
 
 BROKERS = 3
-#: A killed broker's partitions are without a leader for this long, and up to half of it more.
+#: The partitions of a killed broker have no leader for this time, and up to half of it more.
 SESSION_TIMEOUT_MS = 6_000
 _START_SECONDS = 180
-#: The brokers get 45 seconds of it from ``logstore cluster start``.
+#: ``logstore cluster start`` gives the brokers 45 of these seconds.
 _STOP_SECONDS = 60
 
 
 @dataclass(slots=True)
 class DemoCluster:
-    """``brokers``: those that run, by id."""
+    """A running cluster; ``brokers`` are the running ones, by id."""
 
     data: Path
     brokers: dict[int, BrokerEntry]
@@ -44,16 +44,16 @@ class DemoCluster:
         os.kill(self.brokers.pop(broker_id).pid, signal.SIGKILL)
 
     def start_again(self, broker_id: int) -> None:
-        """Returns when it is ready. ClusterProcessesError."""
+        """Start a broker again and wait until it is ready. Raises ClusterProcessesError."""
         self.brokers[broker_id] = ask_to_start(Directory(self.data), broker_id)
 
 
 @contextmanager
 def cluster_on(data: Path, log: Path) -> Iterator[DemoCluster]:
-    """A ZooKeeper and three brokers on ``data``, which end with the block, and with this process however it ends.
+    """Run a ZooKeeper and three brokers on ``data``. They end with the block, and with this process however it ends.
 
-    What they say together goes to the file ``log``; the brokers' own logs are in ``data``. Raises DemoError if
-    they cannot be started, or did not stop by themselves.
+    Their common output goes to the file ``log``; the brokers' own logs are in ``data``. Raises DemoError if they cannot
+    be started, or did not stop by themselves.
     """
     start = [sys.executable, "-m", "logstore.cli", "cluster", "start", "--data", str(data), "--json"]
     start += ["--brokers", str(BROKERS)]
@@ -85,7 +85,7 @@ def cluster_on(data: Path, log: Path) -> Iterator[DemoCluster]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:
-    """The exit code. All of them end with the process, also if it is killed."""
+    """Stop the cluster and return the exit code. All its processes end with this one, even if it is killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         if process.poll() is None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""The chapters of the demo of a cluster: a leader is killed while a producer sends; nothing is missing or doubled."""
+"""The chapters of the demo of a cluster: a leader is killed while a producer sends; no record is lost or doubled."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,9 @@ class ClusterDemo:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """``records`` of all flights; ``killed``: the broker that was; ``acknowledged``: how many records, by partition."""
+    """``records``: all flights; ``killed``: the id of the killed broker; ``acknowledged``: numbers of records by
+    partition.
+    """
 
     records: Any
     killed: int
@@ -50,9 +52,7 @@ class Sent:
 
 
 def send_flights(demo: ClusterDemo) -> Sent:
-    """One idempotent producer sends all flights; the leader of partition 0 is killed when half of them are on their
-    way.
-    """
+    """Send all flights with an idempotent producer; kill the leader of partition 0 when half of them are sent."""
     with demo.steps.step("Reading the flights and sorting them by scheduled departure"):
         records = record_columns(read_flights())
     demo.checks.count("flights in the data files", len(records), FLIGHTS_COUNT)
@@ -88,7 +88,7 @@ def send_flights(demo: ClusterDemo) -> Sent:
 
 
 def read_back(demo: ClusterDemo, sent: Sent) -> None:
-    """Over HTTP, from each broker that is left."""
+    """Read over HTTP from each remaining broker."""
     for broker in demo.cluster.brokers.values():
         _read_at(demo, sent, broker, f"broker {broker.id}")
 
@@ -104,7 +104,7 @@ def read_table_with_spark(demo: ClusterDemo, sent: Sent, spark: "SparkSession") 
 
 
 def come_back(demo: ClusterDemo, sent: Sent) -> None:
-    """The killed broker copies what it missed, and counts again."""
+    """Let the killed broker copy what it missed, and count again."""
     with demo.steps.step(f"logstore cluster start-broker {sent.killed} --data {demo.cluster.data}"):
         demo.cluster.start_again(sent.killed)
     with demo.steps.step("Waiting until it is in sync again in all partitions"):
@@ -143,7 +143,7 @@ def _read_at(demo: ClusterDemo, sent: Sent, broker: BrokerEntry, name: str) -> N
 def _await_replicas(
     demo: ClusterDemo, reached: Callable[[Sequence[PartitionReplicas]], bool], seconds: float, lacking: str
 ) -> Sequence[PartitionReplicas]:
-    """Those of all partitions, once they are as wanted. DemoError if it takes longer than ``seconds``."""
+    """Wait until the replicas of all partitions are as wanted, and return them. Raises DemoError after ``seconds``."""
     give_up = time.monotonic() + seconds
     while len(found := _replicas(demo)) < PARTITIONS or not reached(found):
         if time.monotonic() > give_up:
@@ -163,7 +163,7 @@ def _admin(demo: ClusterDemo) -> Admin:
 
 
 def _in_order(table: Any) -> bool:
-    """Whether timestamps rise with offsets in every partition; rows are by partition and offset."""
+    """Return whether timestamps rise with offsets in each partition; rows are ordered by partition and offset."""
     partitions, timestamps = table["partition"].to_numpy(), table["timestamp"].to_numpy()
     return bool((timestamps[1:] >= timestamps[:-1])[partitions[1:] == partitions[:-1]].all())
 

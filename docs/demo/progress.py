@@ -12,7 +12,7 @@ Advance = Callable[[int], None]
 
 
 class Steps:
-    """Steps one after the other, each with how long it took."""
+    """Steps one after the other, each with the time that it took."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -20,12 +20,14 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """Since the first step began."""
+        """The seconds since the first step began."""
         return time.monotonic() - self._began
 
     @contextmanager
     def step(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """A step of ``total`` units (None: unknown). What it gives is called with units done, from any thread."""
+        """Begin a step of ``total`` units (None: unknown). Call the yielded function with the units done, from any
+        thread.
+        """
         began = time.monotonic()
         if self.console.is_terminal:
             with self._bar(title, total) as advance:
@@ -46,7 +48,7 @@ class Steps:
 
 
 class _Quarters:
-    """A plain line at each quarter."""
+    """Prints a plain line at each quarter."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total, self._done = console, total, 0

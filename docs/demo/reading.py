@@ -17,7 +17,7 @@ _READ_BYTES = 16 * 1024 * 1024
 
 
 def read_delta(location: str) -> tuple[Contents, bool]:
-    """The content of the Delta table at a URI, and whether timestamps rise with offsets in every partition."""
+    """Return the content of the Delta table at a URI, and whether timestamps rise with offsets in each partition."""
     table = _read(location, "partition", "offset", "timestamp")
     table = table.sort_by([("partition", "ascending"), ("offset", "ascending")])
     partitions, offsets = table["partition"].to_numpy(), table["offset"].to_numpy()
@@ -32,13 +32,13 @@ def read_delta(location: str) -> tuple[Contents, bool]:
 
 
 def read_records(location: str) -> list[tuple[bytes, bytes]]:
-    """Key and value of every record in the Delta table at a URI."""
+    """Return key and value of every record in the Delta table at a URI."""
     table = _read(location, "key", "value")
     return list(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
 def read_over_http(url: str, topic: str) -> Contents:
-    """Every record that a store serves, in Arrow."""
+    """Read every record that a store serves, in Arrow."""
     offsets, dense = {}, True
     with Consumer(url, client_id=CLIENT_ID) as consumer:
         for partition in consumer.partitions_for(topic):
@@ -54,8 +54,8 @@ def read_over_http(url: str, topic: str) -> Contents:
 
 
 def read_at_broker(url: str, topic: str, partitions: int) -> tuple[Contents, Any]:
-    """Every record from offset 0 on, as one broker of a cluster answers a client that knows no other. The second is a
-    table of them: ``partition: int32``, ``offset: int64``, ``timestamp``, ``value: binary``.
+    """Read every record from offset 0, as one broker of a cluster answers a client that knows no other. The second
+    result is a table of them: ``partition: int32``, ``offset: int64``, ``timestamp``, ``value: binary``.
     """
     offsets, tables, dense = {}, [], True
     with Transport(url, client_id=CLIENT_ID) as transport:
@@ -78,8 +78,8 @@ def read_at_broker(url: str, topic: str, partitions: int) -> tuple[Contents, Any
 
 
 def times_stored(expected: Any, values: Any) -> tuple[int, int, int]:
-    """How many of the ``expected`` values (all different) are not among ``values``, how many are there more than once,
-    and how many of ``values`` are not expected.
+    """Count the ``expected`` values (all different) that are not among ``values``, those that are there more than once,
+    and the ``values`` that are not expected.
     """
     found = pc.index_in(values, value_set=expected.combine_chunks())
     times = np.bincount(found.drop_null().to_numpy(), minlength=len(expected))

@@ -14,7 +14,7 @@ from logstore.spark.spark_conf import user_settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# A JVM that lives for seconds: compiling quickly beats compiling well (half the processor time, measured).
+# The JVM lives for seconds, so quick compilation is better than good compilation (half the processor time, measured).
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _JAVA_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 
@@ -27,43 +27,43 @@ class CarrierDelay:
 
 
 def has_jars() -> bool:
-    """Whether the Delta jars are on this machine already."""
+    """Return whether the Delta jars are already on this machine."""
     return jars.find(user_settings().get("spark.jars.ivy")) is not None
 
 
 def fetch_jars(logs: Path) -> None:
-    """Fetch them; Ivy's output goes to ``logs``. SparkJarsError if that fails."""
+    """Fetch the jars; Ivy's output goes to ``logs``. Raises SparkJarsError if that fails."""
     jars.fetch(user_settings().get("spark.jars.ivy"), log=logs / "ivy.log")
 
 
 def spark_session(logs: Path) -> "SparkSession":
-    """A session that says what it has to say in ``logs``."""
+    """Return a session whose output goes to ``logs``."""
     os.environ.setdefault(LOG_VARIABLE, str(logs / "spark.log"))
     options = f"{_JAVA_OPTIONS} {user_settings().get(_JAVA_OPTIONS_KEY, '')}".strip()
     return session(app_name="logstore demo", config={_JAVA_OPTIONS_KEY: options})
 
 
 def read_with_spark(spark: "SparkSession", topic: str, **source: Any) -> Contents:
-    """The whole topic; ``source`` is ``bootstrap=`` or ``storage=``."""
+    """Read the whole topic; ``source`` is ``bootstrap=`` or ``storage=``."""
     return _contents(read_offsets(spark, topic, **source))
 
 
 def read_table(spark: "SparkSession", location: str) -> tuple[Contents, int]:
-    """The Delta table at a URI, as any Spark reads it; and how many different values it has."""
+    """Read the Delta table at a URI as any Spark does; return its content and its number of different values."""
     table = spark.read.format("delta").load(location)
     return _contents(table), table.select("value").distinct().count()
 
 
 def count_range(spark: "SparkSession", topic: str, starts: dict[int, int], ends: dict[int, int], url: str) -> int:
-    """How many records Spark reads in [start, end) of each partition."""
+    """Count the records that Spark reads in [start, end) of each partition."""
     return int(read_offsets(spark, topic, starts, ends, bootstrap=url).count())
 
 
 def read_in_batches(
     spark: "SparkSession", topic: str, group: str, url: str, batch_records: int, advance: Advance
 ) -> list[Contents]:
-    """The records that ``group`` has not read yet, in batches of about ``batch_records``; each is committed when it is
-    done.
+    """Read the records that ``group`` has not read yet, in batches of about ``batch_records``; each batch is committed
+    when it is done.
     """
     batches: list[Contents] = []
     while True:
@@ -75,7 +75,7 @@ def read_in_batches(
 
 
 def mean_delay_per_carrier(spark: "SparkSession", topic: str, url: str) -> list[CarrierDelay]:
-    """A user's query: the latest carriers first."""
+    """Run a user's query: the carriers with the largest delay first."""
     from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
     flight = F.from_json(F.col("value").cast("string"), "carrier STRING, arr_delay DOUBLE").alias("flight")

@@ -1,4 +1,4 @@
-"""The store that the demo talks to: the one that serves the data directory already, or its own on a free port."""
+"""The store of the demo: one that already serves the data directory, or its own on a free port."""
 
 import os
 import select
@@ -18,7 +18,8 @@ _STOP_SECONDS = 60
 
 @contextmanager
 def store_of(data: Path, log: Path) -> Iterator[tuple[str, Endpoint | None]]:
-    """The URL of a store on ``data``, and where it listens if it ran before; one of its own ends with the block.
+    """Yield the URL of a store on ``data``, and its addresses if it ran before; the demo's own store ends with the
+    block.
 
     Its log goes to the file ``log``. Raises DemoError if none can be started.
     """
@@ -55,8 +56,8 @@ def _server(data: Path, log: Path) -> Iterator[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of this shell, without settings of a store: those are for another one. The demo leaves
-    Kafka's port, of which a machine has one, to others.
+    """Return the environment of this shell without settings of a store, which are for another one. The demo leaves
+    Kafka's default port, which only one store of a machine can have, to others.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LOGSTORE_")}
     return {**inherited, "LOGSTORE_KAFKA_LISTENERS": ""}

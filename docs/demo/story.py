@@ -1,4 +1,4 @@
-"""The chapters of the demo: each does what a user would do, and notes what has to agree."""
+"""The chapters of the demo: each does what a user would do, and records the counts that have to agree."""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ GROUP_BATCH_RECORDS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """``url`` and ``data`` are the store's."""
+    """``url`` and ``data`` are those of the store."""
 
     steps: Steps
     url: str
@@ -52,7 +52,7 @@ class Demo:
 
 
 def load_flights(demo: Demo) -> tuple[Any, dict[int, int]]:
-    """The flights, and how many of them each partition of the topic has acknowledged."""
+    """Send the flights; return them, and the number that each partition of the topic has acknowledged."""
     with demo.steps.step("Reading the flights and sorting them by scheduled departure"):
         flights = read_flights()
     demo.checks.count("flights in the data files", flights.num_rows, FLIGHTS_COUNT)
@@ -75,7 +75,7 @@ def start_spark(steps: Steps, logs: Path) -> "SparkSession":
 
 
 def read_back(demo: Demo, spark: "SparkSession", flights: Any, acknowledged: Mapping[int, int]) -> list[CarrierDelay]:
-    """Everything, a range of offsets, and the answer of a query."""
+    """Read everything and a range of offsets, and run a query."""
     checks, url = demo.checks, demo.url
     with demo.steps.step("Reading all of it with Spark"):
         through_store = read_with_spark(spark, FLIGHTS, bootstrap=url)
@@ -99,7 +99,7 @@ def read_back(demo: Demo, spark: "SparkSession", flights: Any, acknowledged: Map
 
 
 def read_as_group(demo: Demo, spark: "SparkSession", acknowledged: Mapping[int, int]) -> None:
-    """Batch by batch, each one committed."""
+    """Read batch by batch, each of which is committed."""
     records = sum(acknowledged.values())
     with demo.steps.step(f"Reading as the group {GROUP}, in batches", records) as advance:
         parts = read_in_batches(spark, FLIGHTS, GROUP, demo.url, GROUP_BATCH_RECORDS, advance)
@@ -113,7 +113,7 @@ def read_as_group(demo: Demo, spark: "SparkSession", acknowledged: Mapping[int, 
 
 
 def keep_last_flights(demo: Demo, flights: Any) -> None:
-    """A compacted topic: the same flights by plane, of which the last one of each plane stays."""
+    """Fill a compacted topic with the same flights by plane, of which the last one of each plane stays."""
     known = with_tail_number(flights)
     acknowledged = _post(demo, LAST_FLIGHT, known, {"cleanup.policy": "compact"})
     demo.checks.count(f"acknowledged in {LAST_FLIGHT} (have a tail number)", sum(acknowledged.values()), len(known))
@@ -127,7 +127,7 @@ def keep_last_flights(demo: Demo, flights: Any) -> None:
 
 
 def cut_in_half(demo: Demo, acknowledged: Mapping[int, int]) -> None:
-    """Retention by size: the older half of the topic goes, in whole segments."""
+    """Run retention by size, which removes the older half of the topic in whole segments."""
     checks, records = demo.checks, sum(acknowledged.values())
     with Admin(demo.url, client_id=CLIENT_ID) as admin:
         before = admin.describe_topic(FLIGHTS)
@@ -146,7 +146,7 @@ def cut_in_half(demo: Demo, acknowledged: Mapping[int, int]) -> None:
 
 
 def _post(demo: Demo, topic: str, flights: Any, configs: Mapping[str, str]) -> dict[int, int]:
-    """Make the topic and post the flights; how many each partition has acknowledged."""
+    """Create the topic and post the flights; return the number that each partition has acknowledged."""
     streams = batches(flights, PARTITIONS, BATCH_RECORDS)
     make_topic(demo.url, topic, configs)
     with demo.steps.step(f"Posting JSON batches to {topic} over HTTP", len(flights)) as advance:
@@ -154,7 +154,7 @@ def _post(demo: Demo, topic: str, flights: Any, configs: Mapping[str, str]) -> d
 
 
 def _roll(demo: Demo, topic: str) -> tuple[str, int]:
-    """Where the topic's Delta table is, and its version."""
+    """Roll the topic; return the location of its Delta table, and its version."""
     with demo.steps.step(f"Rolling {topic} from the journal into Parquet and Delta"), Admin(demo.url) as admin:
         version = admin.roll(topic).version
         return admin.describe_topic(topic).location, version

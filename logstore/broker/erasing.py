@@ -47,7 +47,6 @@ from logstore.clock import Clock
 from logstore.cluster.coordinator import Coordinator
 from logstore.delta.erased_files import ERASED
 from logstore.delta.snapshot import TopicSnapshot
-from logstore.delta.topic_table import PartsCommit
 from logstore.entropy import new_uuid
 from logstore.errors import (
     InvalidRequestError,
@@ -83,8 +82,9 @@ from logstore.log.table_erasure import (
     count_records,
     delete_erased_files,
     erase_commits,
-    erase_from_table,
+    erasing_commits,
     find_offsets,
+    next_commit,
 )
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
@@ -509,26 +509,20 @@ class Erasing:
                 )
 
     async def _erase_from_table(self, topic: Topic, record: Erasure, progress: ErasureProgress) -> TableErasure:
-        loop = asyncio.get_running_loop()
-
-        def commit(change: Callable[[], PartsCommit]) -> PartsCommit:
-            """Commit on the event loop, so that readers follow the commit before this returns."""
-            return asyncio.run_coroutine_threadsafe(self._roller.commit(topic, change), loop).result()
-
         earlier = self._erasures.committed(topic.topic_id)
         known = (*(() if earlier is None else earlier.erasures), KnownErasure(record))
         wanted = ErasedUpTo(tuple(sorted(known, key=lambda one: one.number)))
-        config, now_ms = topic.config, self._clock.now_ms()
-
-        def erase() -> TableErasure:
-            found = erase_from_table(
-                topic.table, topic.name, wanted, config, now_ms, self._workers(), commit=commit, progress=progress
-            )
-            if found.unserved:
-                raise ErasureWaitsError(found.unserved)
-            return erase_commits(topic.table.files, record.number)
-
-        return await self._in_thread(erase)
+        commits = erasing_commits(
+            topic.table, topic.name, wanted, topic.config, self._clock.now_ms(), self._workers(), progress=progress
+        )
+        # Readers follow each commit before the search goes on.
+        found = await self._in_thread(lambda: next_commit(commits))
+        while not isinstance(found, TableErasure):
+            outcome = await self._roller.commit(topic, found)
+            found = await self._in_thread(functools.partial(next_commit, commits, outcome))
+        if found.unserved:
+            raise ErasureWaitsError(found.unserved)
+        return await self._in_thread(lambda: erase_commits(topic.table.files, record.number))
 
     # ---- brokers ----------------------------------------------------------------------------------------------------
 
@@ -611,7 +605,10 @@ class Erasing:
                     if not held:
                         raise ErasureWaitsError(f"A run of the job {job} is working on topic {topic.name!r}")
             self._admission.require_locks()
-            return delete_erased_files(files, topic.table.snapshot(), erased.erasures, known=set(), progress=progress)
+            swept = delete_erased_files(files, topic.table.snapshot(), erased.erasures, known=set(), progress=progress)
+            # An attempt that was cut short has deleted files that this one does not find any more.
+            files.sync_removals()
+            return swept
 
         return await self._in_thread(sweep)
 

@@ -14,10 +14,12 @@ Invariants:
 - Every other failure is an exception of ``logstore.errors``, found by the ``error_code`` of the response. A 4xx means
   that nothing was stored; after NetworkError and RequestTimedOutError it is unknown.
 
-The retry loop is our own: it obeys the server's ``Retry-After``, and does not log into a notebook.
+The retry loop is our own: it obeys the server's ``Retry-After``, and logs nothing into a notebook but one warning if no
+store can be reached.
 """
 
 import http.client
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +38,8 @@ from logstore.protocol import error_codes
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 # Only the first words of a proxy's HTML page are of use.
 _MESSAGE_CHARS_MAX = 500
 
@@ -45,6 +49,8 @@ class _ErrorBody(msgspec.Struct):
     message: str
 
 
+#: Seconds of failed connections after which a warning says so. A store that restarts is mostly back by then.
+_WARN_S = 5.0
 # Kinds of error codes that mean that nothing was stored.
 _NOTHING_STORED = (421, 429, 503)
 #: The broker that gets the request handles it itself, or names the right one (421).
@@ -225,6 +231,7 @@ class Transport:
         return self._with_retries(once, again=True, give_up=time.monotonic() + self._retry_timeout_s)
 
     def _with_retries(self, once: Callable[[], T], *, again: bool, give_up: float) -> T:
+        warn_at = time.monotonic() + _WARN_S
         for backoff in backoffs():
             try:
                 return once()
@@ -236,6 +243,9 @@ class Transport:
                 wait = error.retry_after_s if isinstance(error, errors.ThrottledError) else backoff
                 if time.monotonic() + wait > give_up or self._stopped.wait(wait):
                     raise
+                if isinstance(error, errors.StoreUnreachableError) and time.monotonic() > warn_at:
+                    log.warning("%s: trying for another %.0f s.", error, give_up - time.monotonic())
+                    warn_at = give_up
         raise AssertionError
 
     def interrupt(self) -> None:

@@ -344,9 +344,7 @@ def _find_files(files: TableFiles, remains: LogRemains, plan: RebuildPlan) -> di
 
 
 def _find_foreign(files: TableFiles, add: Add, found: dict[int, _Found], plan: RebuildPlan) -> None:
-    """Add a file of another writer that the old log names. It must be kept: the files that it replaced have left the
-    table.
-    """
+    """Add a file of another writer that the old log names. It stays: those that it replaced have left the table."""
     text = (add.partition_values or {}).get("partition") or ""
     try:
         checked = check_file(files, add.path)

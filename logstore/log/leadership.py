@@ -150,6 +150,13 @@ class Leadership:
                 "The leader was elected just now, and waits for its followers before it tells end offsets: try again."
             )
 
+    def require_lease(self) -> None:
+        """Raise NotLeaderOrFollowerError if another broker may lead by now. An only replica needs no lease."""
+        if self.in_sync_replicas is not None and not self._has_lease():
+            raise NotLeaderOrFollowerError(
+                "This broker does not reach ZooKeeper, so that another one may lead by now: try again."
+            )
+
     def fetched(self, broker_id: int, broker_epoch: int, position: int, now: float) -> Follower:
         """Record a follower's fetch with this epoch, from a ``position`` in the leader's own history. Raises
         NotLeaderOrFollowerError if the broker is not a follower, or if the fetch is from an earlier registration

@@ -13,7 +13,7 @@ Invariants:
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,6 +64,9 @@ _PARTITION: Final = re.compile(r"(?:_change_data/)?partition=(\d{1,10})/")
 
 
 _TableFacts = Callable[[TopicSnapshot, Collection[str]], dict[str, int]]
+#: A commit of an erasure, which blocks; and an erasure that yields its commits.
+ErasingCommit = Callable[[], PartsCommit]
+ErasingCommits = Generator[ErasingCommit, PartsCommit | None, TableErasure]
 
 
 class ErasureWaitsError(CommitRefusedError):
@@ -269,16 +272,43 @@ def erase_from_table(
     now_ms: int,
     pool: Executor,
     *,
-    commit: Callable[[Callable[[], PartsCommit]], PartsCommit] = lambda change: change(),
+    clean: set[str] | None = None,
+) -> TableErasure:
+    """Remove the records of ``erasures`` from the table. Takes arguments and raises errors as ``erasing_commits``."""
+    commits = erasing_commits(table, topic, erasures, config, now_ms, pool, clean=clean)
+    found = next_commit(commits)
+    while not isinstance(found, TableErasure):
+        found = next_commit(commits, found())
+    return found
+
+
+def next_commit(commits: ErasingCommits, outcome: PartsCommit | None = None) -> ErasingCommit | TableErasure:
+    """Continue to the next commit, or to the end. ``outcome`` is that of the commit before; None at the beginning."""
+    try:
+        return commits.send(outcome)
+    except StopIteration as end:
+        done: TableErasure = end.value
+        return done
+
+
+def erasing_commits(
+    table: TopicTable,
+    topic: str,
+    erasures: ErasedUpTo,
+    config: TopicConfig,
+    now_ms: int,
+    pool: Executor,
+    *,
     clean: set[str] | None = None,
     progress: ErasureProgress | None = None,
-) -> TableErasure:
-    """Remove the records of ``erasures`` from the table.
+) -> ErasingCommits:
+    """Remove the records of ``erasures`` from the table: yield each commit, which the caller runs and answers with its
+    outcome.
 
     ``clean`` are paths of files that are known to have none of the records; files that turn out to have none, and those
-    that are written, are added. ``commit`` runs each commit. Files that are not served stay as they are: then the table
+    that are written, are added. Files that are not served stay as they are: then the table
     does not include the erasures, and ``TableErasure.unserved`` says why. Raises StorageFullError, StorageError,
-    CorruptionError, CommitConflictError, CommitStateUnknownError.
+    CorruptionError, CommitConflictError; a commit also raises CommitStateUnknownError.
     """
     progress = progress or ErasureProgress()
     files, clean, done = table.files, set[str]() if clean is None else clean, TableErasure()
@@ -327,7 +357,8 @@ def erase_from_table(
                 more_details={_NUMBER: number},
             )
 
-        outcome = commit(change)
+        outcome = yield change
+        assert outcome is not None
         for partition, why in outcome.refused.items():
             log.info("erase.overtaken", topic=topic, partition=partition, why=str(why))
             overtaken = str(why)

@@ -1,4 +1,4 @@
-"""A real Airflow in a directory of its own, and a store that runs beside it."""
+"""A real Airflow in a separate directory, and a store that runs beside it."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ POOL = "logstore"
 SETTINGS = {
     "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "airflow_dags"),
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    # Airflow sends nothing to anybody outside.
+    # Airflow sends nothing to outside services.
     "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
     "SCARF_ANALYTICS": "false",
     "DO_NOT_TRACK": "1",
@@ -27,12 +27,12 @@ SETTINGS = {
     "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
     "LOGSTORE_AIRFLOW_POOL": POOL,
 }
-#: Most of the time of a small job is compilation: the JVM's quick compiler is enough for it.
+#: Most of the time of a small job is compilation, for which the JVM's quick compiler is enough.
 SPARK_DEFAULTS = "spark.master local[2]\nspark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
 
 
 class Airflow:
-    """The command ``airflow``, with a home and Airflow variables of its own."""
+    """The command ``airflow``, with a separate home and its own Airflow variables."""
 
     def __init__(self, home: Path, **variables: str) -> None:
         others = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "LOGSTORE_"))}
@@ -41,7 +41,9 @@ class Airflow:
         self.home = home
 
     def run(self, *arguments: str, code: int = 0, seconds: float = 300) -> str:
-        """The output, task logs included. The exit code must be ``code``. After ``seconds`` all processes are ended."""
+        """Run Airflow and return its output with task logs. The exit code must be ``code``; all processes end after
+        ``seconds``.
+        """
         with subprocess.Popen(
             [str(AIRFLOW), *arguments],
             stdout=subprocess.PIPE,
@@ -54,7 +56,7 @@ class Airflow:
             try:
                 output, _ = process.communicate(timeout=seconds)
             finally:
-                # A job is in a session of its own: ending Airflow does not end it.
+                # A job runs in a separate session, so it does not end with Airflow.
                 if process.poll() is None:
                     for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                         each.kill()
@@ -62,7 +64,7 @@ class Airflow:
         return output
 
     def python(self, code: str, *, seconds: float = 120) -> str:
-        """What ``code`` prints, in Airflow's own Python beside the DAGs."""
+        """Run ``code`` in Airflow's own Python beside the DAGs, and return its output."""
         done = subprocess.run(
             [str(AIRFLOW.parent / "python"), "-W", "ignore", "-c", code],
             stdout=subprocess.PIPE,
@@ -75,13 +77,13 @@ class Airflow:
         return done.stdout
 
     def with_variables(self, **variables: str) -> "Airflow":
-        """The same Airflow, with these variables only."""
+        """Return the same Airflow with only these variables."""
         return Airflow(self.home, **variables)
 
 
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
-    """An Airflow with its database made: SQLite in its home."""
+    """Return an Airflow with a new database: SQLite in its home."""
     assert AIRFLOW.is_file(), "`make test-airflow` installs Airflow, then runs these tests"
     home = tmp_path_factory.mktemp("airflow")
     (home / "spark-defaults.conf").write_text(SPARK_DEFAULTS)

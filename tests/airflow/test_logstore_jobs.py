@@ -1,4 +1,4 @@
-"""The DAGs as Airflow runs them, on a store that goes on running."""
+"""The DAGs as Airflow runs them, beside a running store."""
 
 import json
 import random
@@ -30,7 +30,7 @@ Rows = dict[int, list[tuple[int, bytes | None, bytes | None]]]
 
 
 def in_table(table: Path) -> Rows:
-    """The records that any Delta reader sees."""
+    """Return the records that any Delta reader sees."""
     found: Rows = {}
     columns = ["partition", "offset", "key", "value"]
     read = deltalake.DeltaTable(table).to_pyarrow_table(columns=columns)
@@ -40,7 +40,7 @@ def in_table(table: Path) -> Rows:
 
 
 def in_store(url: str, topic: str) -> Rows:
-    """The records of the running store, also those in its journal only."""
+    """Return the records of the running store, including those only in its journal."""
     with Admin(url) as admin, Consumer(url) as consumer:
         ends = {p.partition: p.high_watermark for p in admin.describe_topic(topic).partitions}
         consumer.assign(TopicPartition(topic, partition) for partition in ends)
@@ -71,21 +71,21 @@ def snapshot(table: Path) -> TopicSnapshot:
 
 
 def files(table: Path) -> tuple[set[str], set[str]]:
-    """The files of the table's last version, and the files on disk."""
+    """Return the files of the table's last version, and the files on disk."""
     last = snapshot(table)
     active = {file.path for partition in last.partitions for file in last.segments(partition)}
     return active, {str(file.relative_to(table)) for file in table.glob("partition=*/*.parquet")}
 
 
 def load(url: str) -> None:
-    """``prices`` with several values of each key, and ``orders``; both in ROUNDS segments and a tail."""
-    # Nothing rolls by itself, and removed files go at once.
+    """Write ``prices`` with several values of each key, and ``orders``; both have ROUNDS segments and a tail."""
+    # The store rolls nothing by itself, and removed files are deleted at once.
     configs = {"segment.ms": "86400000", "file.delete.delay.ms": "0"}
     with Admin(url) as admin, Producer(url) as producer:
         admin.create_topic("prices", partitions=2, configs={**configs, "cleanup.policy": "compact"})
         admin.create_topic("orders", partitions=1, configs=configs)
         for n in range(ROUNDS):
-            # The latest value of the first key lies further back than those of the others.
+            # The latest value of the first key is in an earlier segment than those of the others.
             for key in KEYS if n == 1 else KEYS[1:]:
                 producer.send("prices", f"{key} in round {n}", key)
             for _ in range(10):
@@ -116,7 +116,7 @@ def test_the_topics_of_a_running_store_are_kept_small(airflow: Airflow, store: S
 
     jobs.run("dags", "test", "logstore_retention", DAY)
     retained = {0: [row for row in only(orders_before, tail=False)[0] if row[0] >= segments[2].min_offset]}
-    # The store was asked to read the table, so that its readers see the new log start; it rolls nothing for that.
+    # The job made the store read the table, so its readers see the new log start; nothing is rolled for that.
     left = together(retained, only(orders_before, tail=True))
     assert in_table(orders) == retained
     assert in_store(store.url, "orders") == left
@@ -172,7 +172,7 @@ def test_a_task_that_fails_says_why_in_the_words_of_the_job(airflow: Airflow, st
     jobs = airflow.with_variables(logstore_command=str(LOGSTORE), logstore_data=str(store.data))
     output = jobs.run("dags", "test", "logstore_retention", DAY, code=1)
     message = "orders: retention.ms cannot be 'soon': it takes a whole number"
-    # Each try of the task ends with it, and not with the exit code of a command.
+    # Each try of the task ends with this message, not with the exit code of a command.
     assert sum(message in line and "AirflowException" in line for line in output.splitlines()) >= 3, output[-20_000:]
     assert in_table(prices) == {}, "another topic has a task of its own"
 

@@ -1,4 +1,4 @@
-"""The HTTP interface as tests use it: a client with a word for each thing they do often."""
+"""A client of the HTTP interface for tests, with a method for each thing they do often."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 
 class ApiClient:
-    """A running application and requests to it, in the test's own process."""
+    """A running application, and requests to it in the test's own process."""
 
     def __init__(self, app: FastAPI, http: httpx.AsyncClient) -> None:
         self.app = app
@@ -56,7 +56,7 @@ class ApiClient:
         return answer
 
     async def values(self, topic: str, partition: int = 0, offset: int = 0) -> list[Any]:
-        """All values from ``offset`` to the high watermark, as a consumer pages through them."""
+        """Return all values from ``offset`` to the high watermark, read page by page as a consumer reads them."""
         found: list[Any] = []
         while True:
             answer = await self.fetch(topic, partition, offset=offset, max_wait_ms=0)
@@ -73,12 +73,12 @@ class ApiClient:
         return await self.get(f"/topics/{topic}/partitions/{partition}/records", params=query, headers=headers)
 
     def end_offsets(self, topic: str) -> list[int]:
-        """The next offset of each partition, durable or not: it rises with every append."""
+        """Return the next offset of each partition, durable or not: it rises with every append."""
         return [log.next_offset for log in self.broker.topics.served.topic(INTERNAL, topic).partitions]
 
 
 def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """An event; appends wait until it is set."""
+    """Hold all appends until the returned event is set."""
     produce, going_on = api.broker.produce.records.produce, asyncio.Event()
 
     async def wait_and_produce(*given: Any, **options: Any) -> Any:
@@ -108,7 +108,7 @@ async def running_api(data: Path, **settings: Any) -> AsyncIterator[ApiClient]:
 
 
 def assert_error(answer: httpx.Response, status: int | range, error_code: int | None = None) -> str:
-    """Every error is JSON of the one shape, with a length and a request id; the message."""
+    """Assert that the answer is JSON of the one shape of errors, with a length and a request id; return its message."""
     statuses = status if isinstance(status, range) else (status,)
     assert answer.status_code in statuses, f"{answer.status_code}: {answer.text[:500]}"
     assert answer.headers["Content-Type"] == "application/json"

@@ -17,21 +17,21 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(params=["tcp", "tls"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The transport of ``listening``, plain TCP or TLS: a test with this fixture runs over both."""
+    """Run the test over each transport of ``listening``: plain TCP and TLS."""
     monkeypatch.setattr(listening, "over_tls", request.param == "tls")
     return request.param
 
 
 @pytest.fixture
 async def api(tmp_path: Path, anyio_backend: Any) -> AsyncIterator[ApiClient]:
-    """A store of this test's own."""
+    """Yield a client of a store that this test alone uses."""
     async with running_api(tmp_path / "data") as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[ApiClient]:
-    """One store for the tests of a module that leave no trace, or have a topic of their own."""
+    """Yield one store for all tests of a module; each leaves no trace, or has its own topic."""
     data = tmp_path_factory.mktemp("shared") / "data"
     async with running_api(data, max_request_size=8 << 20) as client:
         await client.create_topic("t", partitions=2, max_message_bytes="1000")
@@ -42,7 +42,7 @@ async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: An
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A server in a process of its own, behind a real socket."""
+    """Yield a server in its own process, behind a real socket."""
     with RealServer(tmp_path_factory.mktemp("server") / "data", max_request_size=1_000_000) as running:
         running.create_topic("t")
         yield running

@@ -15,7 +15,7 @@ Given = tuple[str, str, dict[str, str], bytes]
 V3 = "/v3/clusters/{cluster}"
 INSTANCE = "/consumers/rest/instances/c"
 READING = "/consumers/rest/instances/reading"
-#: Every such route, with a good body if it takes one. The requests are sent in this order.
+#: Every route that models describe, with a good body if it takes one. The requests are sent in this order.
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/topics", None),
     ("GET", "/metadata", None),
@@ -66,7 +66,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/health/live", None),
     ("GET", "/health/ready", None),
     ("GET", "/status", None),
-    # Last: a member writes records when it is done joining, and the status counts them.
+    # These come last, because a member writes records when it has joined, and the status counts them.
     ("POST", "/consumers/rest", {"name": "c", "format": "json"}),
     ("GET", f"{INSTANCE}/subscription", None),
     ("POST", f"{INSTANCE}/assignments", {"partitions": [{"topic": "t", "partition": 0}]}),
@@ -207,7 +207,7 @@ MORE: list[Given] = [
 
 
 def requests() -> list[tuple[str, Given]]:
-    """Every request, by a name that says what is special about it."""
+    """Return every request, by a name that says what is special about it."""
     found: list[tuple[str, Given]] = []
     for method, path, body in ROUTES:
         data = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
@@ -247,7 +247,7 @@ class Asked(NamedTuple):
 
 
 async def ask(api: ApiClient) -> AsyncIterator[Asked]:
-    """Every request to a store with topics ``t`` and ``other``, groups ``g`` and ``other``, and an instance."""
+    """Send every request to a store with topics ``t`` and ``other``, groups ``g`` and ``other``, and an instance."""
     await api.create_topic("t", partitions=2, max_message_bytes="1000")
     await api.create_topic("other")
     await api.produce("t", [1, 2, 3])

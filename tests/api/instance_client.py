@@ -1,4 +1,4 @@
-"""A consumer instance as a client over HTTP has it."""
+"""A client of a consumer instance over HTTP."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ Places = list[tuple[str, int]]
 
 @dataclass
 class InstanceClient:
-    """Requests to one instance. Those that must succeed assert that they do."""
+    """Requests to one instance. A method for a request that must succeed asserts that it does."""
 
     api: ApiClient | httpx.AsyncClient
     group: str
@@ -51,7 +51,7 @@ class InstanceClient:
         return answer.json()
 
     async def values(self, count: int, polls: int = 8) -> list[Any]:
-        """The values of the next ``count`` records."""
+        """Return the values of the next ``count`` records, in at most ``polls`` polls."""
         found: list[Any] = []
         for _ in range(polls):
             if len(found) >= count:
@@ -61,7 +61,9 @@ class InstanceClient:
         return found
 
     async def commit(self, *offsets: tuple[int, int], topic: str = "t") -> list[dict[str, Any]]:
-        """``offsets`` are partitions with the last record done; without any all that was polled."""
+        """Commit the last record done of each partition in ``offsets``; without ``offsets``, commit all that was
+        polled.
+        """
         body = {"offsets": [{"topic": topic, "partition": p, "offset": o} for p, o in offsets]} if offsets else None
         answer = await self.post("/offsets", body)
         assert answer.status_code == 200, answer.text
@@ -77,7 +79,7 @@ class InstanceClient:
 async def create(
     api: ApiClient | httpx.AsyncClient, name: str = "c", group: str = "g", **config: Any
 ) -> InstanceClient:
-    """A new instance that reads JSON from the beginning, unless ``config`` says otherwise (``_`` stands for a dot)."""
+    """Create an instance that reads JSON from the beginning, unless ``config`` says otherwise (``_`` is a dot)."""
     given = {"format": "json", "auto.offset.reset": "earliest"}
     given |= {key.replace("_", "."): value for key, value in config.items()}
     answer = await api.post(f"/consumers/{group}", json={"name": name, **given})

@@ -1,4 +1,4 @@
-"""An application behind our protocol, on a socket of the test's own process."""
+"""An application behind our protocol, on a socket in the test's own process."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 
 from ingest_api.protocol import ConnectionLimits, http_protocol
 
-#: Set by the fixture ``transport``.
+#: True if connections use TLS. The fixture ``transport`` sets it.
 over_tls = False
 
 
@@ -26,7 +26,7 @@ def client_tls() -> ssl.SSLContext | None:
 
 @functools.cache
 def _tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's context, with a certificate of an authority of our own, and a client's context that trusts it."""
+    """Return a server's context, with a certificate of our own authority, and a client's context that trusts it."""
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("localhost", "127.0.0.1").configure_cert(server)
@@ -36,14 +36,14 @@ def _tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 @contextlib.asynccontextmanager
 async def listening(app, **limits):
-    """The port, and the state of uvicorn's server; over TLS in a test with the fixture ``transport``."""
+    """Serve the application, over TLS in a test with the fixture ``transport``; yield the port and uvicorn's state."""
     protocol = http_protocol(ConnectionLimits(**limits), app.short_requests)
     config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", 0))
-    # A small buffer, so that bytes that a client does not take stay with the protocol. Connections inherit it.
+    # The buffer is small, so that bytes that a client does not take stay with the protocol. Connections inherit it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     server = await loop.create_server(
         lambda: protocol(config=config, server_state=state, app_state={}),
@@ -61,7 +61,7 @@ async def listening(app, **limits):
 
 @contextlib.asynccontextmanager
 async def connected(port: int, *, receive_buffer: int | None = None):
-    """A client's reader and writer; its kernel and its reader hold at most ``receive_buffer`` unread bytes."""
+    """Yield a client's reader and writer; its kernel and its reader hold at most ``receive_buffer`` unread bytes."""
     client = socket.socket()
     if receive_buffer is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -78,7 +78,7 @@ async def connected(port: int, *, receive_buffer: int | None = None):
 
 
 def read_nothing(writer: asyncio.StreamWriter) -> None:
-    """The client takes nothing more off its socket; TLS's own buffer would."""
+    """Stop reading from the client's socket; TLS would still fill its own buffer, so the transport below it pauses."""
     transport = writer.transport
     if over_tls:
         transport = transport._ssl_protocol._transport

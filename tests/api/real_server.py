@@ -1,4 +1,4 @@
-"""A server in a process of its own, and raw sockets to it."""
+"""A server in its own process, and raw sockets to it."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ class RawAnswer:
 
 
 class RealServer:
-    """``with RealServer(data, port=0) as server``; settings as keywords. SIGTERM at the end of the block."""
+    """Used as ``with RealServer(data, port=0) as server``, with settings as keywords. The block ends with SIGTERM."""
 
     def __init__(self, data: Path, **settings: Any) -> None:
         self.data = data
@@ -55,7 +55,7 @@ class RealServer:
             )
 
     def wait_until_listening(self) -> str:
-        """The line that the server prints; "" if it ended without one."""
+        """Wait for the line that the server prints, and return it; "" if the server ended without one."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], 180)
         line = self.process.stdout.readline() if ready else ""
@@ -75,7 +75,7 @@ class RealServer:
         self.stop()
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(60)
@@ -90,7 +90,7 @@ class RealServer:
         assert answer.status_code == 201, answer.text
 
     def end_offset(self, topic: str = "t", partition: int = 0) -> int:
-        """The log end offset: it rises with anything that was stored."""
+        """Return the log end offset: it rises with anything that was stored."""
         found = httpx.get(f"{self.url}/topics/{topic}/partitions/{partition}", timeout=30).json()
         return found["log_end_offset"]
 
@@ -106,7 +106,7 @@ class RawConnection:
         self._buffer = b""
 
     def send(self, data: bytes) -> None:
-        """Send. A server that takes no more bytes is no error: its answer counts."""
+        """Send ``data``. A server that takes no more bytes is no error here, because its answer counts."""
         with contextlib.suppress(ConnectionError):
             self.raw.sendall(data)
 
@@ -114,7 +114,7 @@ class RawConnection:
         self.raw.shutdown(socket.SHUT_WR)
 
     def answer(self) -> RawAnswer | None:
-        """The next answer; None if the server closed the connection."""
+        """Return the next answer; None if the server closed the connection."""
         head = self._until(b"\r\n\r\n")
         if head is None:
             return None

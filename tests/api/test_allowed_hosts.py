@@ -1,4 +1,4 @@
-"""A web page of elsewhere neither reads nor changes anything, and nobody else is kept out."""
+"""A web page from elsewhere can neither read nor change anything, and no other client is refused."""
 
 import json
 import socket
@@ -217,6 +217,6 @@ def test_loopback():
 
 @pytest.mark.system
 def test_a_client_of_any_kind_sends_a_host_that_is_taken(server):
-    """As this machine calls it; the command line and the Python client have their own tests against real servers."""
+    """Call the server by this machine's names; real servers test the command line and the Python client."""
     for name in ("127.0.0.1", "localhost"):
         assert httpx.get(f"http://{name}:{server.port}/topics").status_code == 200

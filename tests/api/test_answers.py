@@ -23,7 +23,8 @@ def test_large_pieces_are_sent_as_they_are_and_reserved_until_they_are_taken() -
     asyncio.run(response({"type": "http"}, receive, send))
     assert b"".join(body for body, _, _ in sent) == b"".join(pieces)
     assert [body is large for body, _, _ in sent] == [False, True, False, True, False]
-    # The server sends one piece when those before are taken: the last is small, or there would be no waiting for it.
+    # The server sends a piece after the previous ones are taken. The last piece is small; otherwise nothing would wait
+    # for it.
     assert [more for _, more, _ in sent] == [True, True, True, True, False]
     assert len(sent[-1][0]) < 1_000
     assert {reserved for _, _, reserved in sent} == {size}

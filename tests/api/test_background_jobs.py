@@ -1,4 +1,4 @@
-"""``logstore serve --jobs``: a real store with its process of jobs."""
+"""``logstore serve --jobs`` runs a real store with its process of jobs."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def process_of_jobs(server: ServerProcess) -> psutil.Process:
 
 
 def metrics(server: ServerProcess) -> dict[str, float]:
-    """0 for one that is not there yet."""
+    """Return the job metrics by name; one that does not exist yet is 0."""
     lines = [line for line in httpx.get(f"{server.url}/metrics").text.splitlines() if line.startswith("logstore_job")]
     return defaultdict(float, {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)})
 
@@ -55,7 +55,7 @@ def log_start(server: ServerProcess, name: str) -> int:
 
 
 def count(server: ServerProcess, name: str) -> int:
-    """Records in the table."""
+    """Return the number of records in the table."""
     snapshot = TopicTable(open_table(server.data / "topics" / name)).snapshot()
     return sum(file.num_records for p in snapshot.partitions for file in snapshot.segments(p))
 
@@ -75,7 +75,7 @@ def test_jobs_run_beside_the_store_and_end_with_it(tmp_path: Path):
     with ServerProcess(tmp_path / "data", environment=QUICK) as server:
         jobs = process_of_jobs(server)
         load(server, "events")
-        # By the default of the store, and the store is told at once.
+        # The store's default configuration applies, and the job notifies the store at once.
         eventually(lambda: log_start(server, "events") == 10)
         load(server, "users", **{"cleanup.policy": "compact"})
         eventually(lambda: count(server, "users") == 1)
@@ -91,6 +91,7 @@ def test_jobs_run_beside_the_store_and_end_with_it(tmp_path: Path):
         assert "jobs.process_ended" not in server.log
 
 
+@pytest.mark.long
 def test_a_killed_store_leaves_no_jobs_behind(tmp_path: Path):
     server = ServerProcess(tmp_path / "data", environment=QUICK)
     jobs = process_of_jobs(server)
@@ -111,7 +112,7 @@ def test_the_failure_of_a_job_is_told_and_the_store_goes_on(tmp_path: Path):
         second = eventually(lambda: other if (other := process_of_jobs(server)).pid != first.pid else None)
         load(server, "more")
         eventually(lambda: log_start(server, "more") == 10)
-        # Set past the store, with ALTER TABLE.
+        # ALTER TABLE sets it behind the store's back.
         TopicTable(open_table(tmp_path / "data/topics/more")).alter_config({"retention.ms": "soon"})
         eventually(lambda: metrics(server)['logstore_job_topics_total{operation="retention",outcome="failed"}'] >= 1)
         assert "job.failed" in server.log

@@ -207,7 +207,7 @@ async def test_many_large_answers_at_once_stay_within_the_bound(tmp_path, monkey
     "accept", ["application/json", "application/vnd.kafka.json.v2+json", "application/vnd.kafka.binary.v2+json"]
 )
 async def test_an_answer_of_small_records_takes_the_room_that_it_needs(tmp_path, accept):
-    """Names of fields and of the topic make its answer many times larger than the records."""
+    """Make an answer that is many times larger than its records, through the names of its fields and its topic."""
     topic = "t" * 200
     async with running_api(tmp_path, queued_max_request_bytes=1_000_000, max_request_size=1_000_000) as api:
         await api.create_topic(topic)

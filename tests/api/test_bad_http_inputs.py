@@ -1,8 +1,8 @@
-"""Bad HTTP inputs at a real store: a 4xx with a JSON error, no trace in the log, no 5xx, no traceback in a body, and
-memory back to before.
+"""Bad HTTP inputs at a real store get a 4xx with a JSON error: no trace in the log, no 5xx, no traceback, no memory
+lost.
 
-A table has the requests of one section, each by its name. ``ELSEWHERE`` names the tests of inputs that need more than a
-request and its answer. Over HTTP in process, ``test_bad_input.py`` has more values of some.
+Each table has the requests of one section by their names. ``ELSEWHERE`` names the tests of inputs that need more than a
+request and its answer. ``test_bad_input.py`` has more values of some inputs, over HTTP in process.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ V3 = b"/v3/clusters/" + CLUSTER
 RECORDS = b"/topics/t/partitions/0/records"
 EVENTS = b"/topics/t/events"
 MEMBERS_MAX = 3
-#: Kept by the allocator for the next requests.
+#: The allocator keeps this much for the next requests.
 GROWTH_BYTES_MAX = 8 * 2**20
 
 # ---- Framing --------------------------------------------------------------------------------------------------------
@@ -80,7 +80,8 @@ ELSEWHERE = {
     "body over the limit, declared and not": f"{_FRAMING}::test_a_body_over_the_limit_is_413_declared_or_not",
     "10 000 idle connections": f"{_SOCKETS}::test_idle_connections_do_not_hinder_producers",
     "TLS bytes on the plain port": _BROKEN,
-    # Sequences. Of transactions there are none yet; tests/api has those of consumer instances of REST v2.
+    # Sequences of requests. Transactions do not exist yet; tests/api has the sequences of consumer instances of REST
+    # v2.
     "DELETE during a long poll": f"{_RECORDS}::test_a_poll_of_a_topic_that_is_deleted_ends_with_404",
     "DELETE during a stream": "tests/api/test_events.py::test_the_deletion_of_the_topic_is_the_last_event",
     "commit of an unknown or future offset": f"{_INPUT}::test_commits_of_what_is_not_there",
@@ -187,7 +188,7 @@ TYPES = {
     "unknown Content-Encoding": post(GOOD, b"Content-Encoding: br"),
 }
 _LARGE = b'{"records":[' + b",".join([b"{}"] * 100_000) + b",null]}"
-#: No route takes these, whatever it is for. A lone surrogate and a number without end are in the place of a field.
+#: No route takes these, whatever it is for. A lone surrogate and an unbounded number are in the place of a field.
 _NO_DOCUMENTS = {
     "empty": b"",
     "two byte order marks": b"\xef\xbb\xbf\xef\xbb\xbf{}",
@@ -345,7 +346,7 @@ TYPED = {
     "batch with an id twice": post(b'{"entries":[{"id":"1"},{"id":"1"}]}', path=_V3_RECORDS + b":batch"),
     "batch with an id of 81 letters": post(b'{"entries":[{"id":"%b"}]}' % (b"1" * 81), path=_V3_RECORDS + b":batch"),
 }
-#: Idempotent producers: bad numbers in the headers. test_idempotence.py has the sequences.
+#: Bad numbers in the headers of idempotent producers. test_idempotence.py has the sequences.
 _P = b"Logstore-Producer-"
 _NUMBERS_OF_PRODUCERS = [b"-1", b"", b"x", b"1.0", b"%d" % 2**63, b"1" * 400, b"+1"]
 PRODUCERS = {
@@ -391,13 +392,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServer]:
 
 
 def state(server: WatchedServer) -> dict[str, Any]:
-    """All that a request may have left: topics with their ends and configurations, groups."""
+    """Return all that a request may have left behind: topics with their ends and configurations, and groups."""
     with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http:
         topics = http.get("/topics").json()
         ends = {name: http.get(f"/topics/{name}").json() for name in topics}
         for described in ends.values():
             for partition in described["partitions"]:
-                # A roll may come in between.
+                # A roll in between may change these.
                 for name in ("segments", "size_bytes", "unsealed_bytes", "sealed_offset"):
                     del partition[name]
         return {"topics": ends, "groups": http.get("/groups").json()}
@@ -408,11 +409,13 @@ def cluster_of(server: WatchedServer) -> bytes:
 
 
 def refused(answer: Answer | None) -> bool:
-    """``RawClient.answer`` has seen that an error is of the one shape, without a traceback, and no 5xx."""
+    """Return whether the request was refused. ``RawClient.answer`` has checked that errors have the one shape and are
+    no 5xx, without a traceback.
+    """
     if answer is None:
         return False
     if answer.status == 200 and answer.body.startswith(b'{"error_code":4'):
-        return True  # a stream of records has begun, and tells of each
+        return True  # a stream of records has begun, and reports each
     if answer.status == 207:
         return not answer.json["successes"]
     return 400 <= answer.status < 500
@@ -453,7 +456,7 @@ _VALUES = (None, True, -1, 1.5, 2**63, "", "\u0000", "text", [], [None], {}, {"u
 def spots(
     schema: dict[str, Any], value: Any, schemas: dict[str, Any], at: tuple[Any, ...] = ()
 ) -> Iterator[tuple[Any, ...]]:
-    """Places of all fields that ``schema`` has, at each level that ``value`` has."""
+    """Yield the places of all fields that ``schema`` has, at each level that ``value`` has."""
     while "$ref" in schema or "anyOf" in schema:
         if "$ref" in schema:
             schema = schemas[schema["$ref"].rpartition("/")[2]]
@@ -461,7 +464,7 @@ def spots(
             schema = next(part for part in schema["anyOf"] if part.get("type") != "null")
     if isinstance(value, list) and value and "items" in schema:
         yield from spots(schema["items"], value[0], schemas, (*at, 0))
-    # Others are any JSON, as a value of a record.
+    # Any other field is any JSON, as the value of a record is.
     if isinstance(value, dict) and "properties" in schema:
         yield (*at, "unknown")
         for name, part in schema["properties"].items():
@@ -489,7 +492,7 @@ def without(body: Any, at: tuple[Any, ...]) -> Any:
 
 
 def wrong_bodies(document: dict[str, Any]) -> dict[str, bytes]:
-    """Of each operation with a JSON body: its example, with each field of each level wrong, missing, or unknown."""
+    """Return wrong bodies: each operation's example, with each field of each level wrong, missing, or unknown."""
     found: dict[str, bytes] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -537,7 +540,9 @@ def test_of_many_who_create_a_topic_at_once_one_does(server):
 
 
 def test_names_that_some_disk_or_metric_takes_for_one(server):
-    """By case, or by ``.`` and ``_``, which are one in names of metrics. Of many at once, one is made."""
+    """Create topics at once whose names differ only by case, or by ``.`` and ``_``, which metrics do not tell apart:
+    one is made.
+    """
     names = [f"{a}{x}one{y}b{z}c" for a, x, y, z in itertools.product("aA", "._", "._", "._")]
 
     async def run() -> None:
@@ -587,7 +592,9 @@ def test_names_of_249_letters_are_topics_as_any_other(server):
 
 
 def test_a_topic_that_is_made_again_under_its_producers_and_readers(server):
-    """Whoever names the topic's id gets that topic or 404, and no record of another one of that name."""
+    """Check that a request with the topic's id gets that topic or 404, and never a record of another topic of that
+    name.
+    """
     id_header, rounds = "Logstore-Topic-Id", 8
 
     async def run() -> None:
@@ -665,7 +672,7 @@ def test_a_flood_of_members_is_refused_at_group_max_size(server, path):
             asked = [http.post(f"/groups/{path}/{path}", json={**base, **own, "member_id": f"m{n}"}) for n in range(60)]
             answers = await asyncio.gather(*asked)
             members = (await http.get(f"/groups/{path}")).json()["members"]
-            # Members that do not come back within their rebalance timeout are gone.
+            # The group has removed members that did not come back within their rebalance timeout.
             assert (0 if path == "join" else 1) <= len(members) <= MEMBERS_MAX
             leaving = {"members": [{"member_id": member["member_id"]} for member in members]}
             if path == "join" and members:
@@ -678,13 +685,13 @@ def test_a_flood_of_members_is_refused_at_group_max_size(server, path):
             return [(answer.status_code, answer.json().get("error_code", 0)) for answer in answers]
 
     answers = asyncio.run(run())
-    # One that joined a generation before may be told to join again.
+    # A member that joined a generation before may have to join again.
     assert set(answers) <= {(200, 0), (409, 40923), (409, 40917)}
     assert answers.count((409, 40923)) > 30
 
 
 def test_a_pattern_without_end_costs_no_time(server):
-    """RE2 has no backtracking: (a+)+$ is a pattern as any other, and matches nothing here."""
+    """Subscribe to (a+)+$, a pattern like any other for RE2, which does not backtrack. Nothing matches it here."""
     body = {**_BEATING, "subscribed_topics": None, "subscribed_regex": "(a+)+$"}
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         assert http.post("/groups/pattern/consumer-heartbeat", json=body).status_code == 200
@@ -698,8 +705,9 @@ def test_a_pattern_without_end_costs_no_time(server):
 
 @pytest.mark.long
 def test_memory_files_and_threads_are_back_to_before(server):
-    """After all tables again; the first time fills caches and thread pools. The allocator takes memory in large steps
-    now and then: what is lost with the requests is lost each time.
+    """Compare memory, files and threads after each run of all tables; the first run fills caches and thread pools.
+
+    The allocator takes memory in large steps now and then, whereas memory that requests lose is lost in each run.
     """
     everything = dict(itertools.chain.from_iterable(table.items() for table in TABLES.values()))
     seen = []

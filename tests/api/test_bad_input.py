@@ -18,7 +18,7 @@ GOOD = b'{"records":[{"value":1}]}'
 
 
 async def assert_refused(api, body: bytes, content_type: str, status: int | range = 422, path="/topics/t", **headers):
-    """Refused with ``status``, and without a trace in any topic; the message."""
+    """Send a request that is refused with ``status`` and leaves no trace in any topic; return the message."""
     before = {name: api.end_offsets(name) for name in ("t", "compacted", "untouched")}
     sent = {"Content-Type": content_type, **{name.replace("_", "-"): value for name, value in headers.items()}}
     answer = await api.post(path, content=body, headers=sent)
@@ -79,7 +79,7 @@ DOCUMENTS = {
     "NUL": b"\x00" + GOOD,
     "bytes": bytes(range(256)),
 }
-# As JSON text: Python does not write all of these.
+# Values are JSON texts, because Python does not write all of these.
 FIELDS = {
     "partition": ['"1"', "1.5", "-1", "true", "[]", "{}", "2147483648", "1e400", "1" + "0" * 400, '"x"'],
     "timestamp": [
@@ -162,7 +162,7 @@ async def test_base64(shared_api, field, text):
 
 @pytest.mark.parametrize("content_type", [JSON_V2, BINARY_V2, NDJSON])
 async def test_a_record_over_max_message_bytes_takes_the_request_with_it(shared_api, content_type):
-    value = "x" * 998 + "yz"  # with its quotes 1002 bytes as JSON; max.message.bytes is 1000
+    value = "x" * 998 + "yz"  # 1002 bytes as JSON, with its quotes; max.message.bytes is 1000
     if content_type == NDJSON:
         body = b"small\n" + (value + "y").encode()
     else:
@@ -258,7 +258,7 @@ async def test_arrow_cut_short(shared_api, cut):
 
 
 async def test_arrow_with_flipped_bytes_is_stored_whole_or_refused(shared_api):
-    """Some flips only change a value and make other records. None may crash, hang or store a part."""
+    """Flip bytes of a good stream. Some flips only make other records; none may crash, hang or store a part."""
     api = shared_api
     for position in range(0, len(GOOD_ARROW), 5):
         body = bytearray(GOOD_ARROW)
@@ -334,7 +334,7 @@ async def test_a_compressed_body_without_the_header_is_not_guessed(shared_api, c
 
 @pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
 async def test_bombs(shared_api, coding, compress):
-    """A bomb is small on the wire and has twice max.request.size when inflated."""
+    """Send a body that is small on the wire and twice max.request.size when inflated."""
     message = await assert_refused(shared_api, compress(b" " * (16 << 20)), JSON_V2, 413, Content_Encoding=coding)
     assert str(8 << 20) in message
 
@@ -601,7 +601,7 @@ COMMITS = {
     "deep": b'{"offsets":' + b"[" * 100_000,
     "twice the same partition": b'{"offsets":[' + b",".join([b'{"topic":"t","partition":1,"offset":0}'] * 2) + b"]}",
 }
-# As JSON text, each in the place of a good one.
+# Each JSON text takes the place of a good one.
 COMMIT_FIELDS = {
     "topic": ["null", "1", "true", '["t"]', "{}", '"\\ud800"'],
     "partition": ["null", '"0"', "0.0", "true", "[]", "-1", str(2**31), "1e400", "1" + "0" * 5000],
@@ -621,7 +621,7 @@ async def assert_commit_refused(api, body: bytes, status: int | range, error_cod
 
 
 def commit_body(**fields: str) -> bytes:
-    """A good entry, and after it one with ``fields`` as JSON text in the place of good ones."""
+    """Return a body with a good entry, and after it one in which ``fields``, as JSON texts, replace good ones."""
     entry = {"topic": '"t"', "partition": "0", "offset": "0", "metadata": '""'} | fields
     members = ",".join(f'"{name}":{text}' for name, text in entry.items())
     return f'{{"offsets":[{{"topic":"t","partition":1,"offset":0}},{{{members}}}]}}'.encode()

@@ -1,4 +1,4 @@
-"""The cluster over HTTP: who is there, partitions that lack something, elections and reassignments."""
+"""The cluster over HTTP: its brokers, partitions that lack something, elections and reassignments."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ MOVING = PartitionState(0, 7, (2, 0), (0,), adding_replicas=(2,), removing_repli
 
 @pytest.fixture
 async def cluster(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> ApiClient:
-    """A broker 0 that sees brokers 1 and 2, and partitions in all states; topic ``a`` wants two replicas in sync."""
+    """Return a broker 0 that sees two others and partitions in all states; topic ``a`` wants two replicas in sync."""
     states = {}
     for name, found in {"a": [WHOLE, SHRUNK, ALONE], "b": [NO_LEADER, MOVING]}.items():
         await api.create_topic(name, partitions=len(found), **({"min_insync_replicas": "2"} if name == "a" else {}))
@@ -52,7 +52,7 @@ async def test_the_cluster_in_numbers(cluster):
         "partitions": 5,
         "under_replicated_partitions": 3,
         "unavailable_partitions": 1,
-        # Of b-0: one is wanted, by default.
+        # One of the two is b-0, because min.insync.replicas is 1 by default.
         "under_min_isr_partitions": 2,
     }
 

@@ -1,4 +1,4 @@
-"""Consumer groups as REST Proxy v3 gives them, with members and without; lists, resets and deletions of groups."""
+"""Consumer groups in REST Proxy v3's shapes, with members and without; lists, resets and deletions of groups."""
 
 import jsonschema
 import pytest
@@ -16,8 +16,8 @@ MEMBER = {"member_epoch": 0, "rebalance_timeout_ms": 60_000, "owned": []}
 
 @pytest.fixture
 async def filled(api: ApiClient) -> ApiClient:
-    """Member ``m`` of group ``g`` reads topic ``t`` (two partitions of five records, one committed at 2); group
-    ``simple`` has committed an offset of ``u``.
+    """Fill topics ``t`` and ``u``: member ``m`` of group ``g`` reads ``t`` (two partitions of five records, one
+    committed at 2), and group ``simple`` has committed an offset of ``u``.
     """
     for topic in ("t", "u"):
         await api.create_topic(topic, partitions=2)

@@ -1,4 +1,4 @@
-"""``/docs``: the page that shows the description of the interface, with nothing from elsewhere."""
+"""``/docs``, the page that shows the description of the interface, loads nothing from elsewhere."""
 
 from html.parser import HTMLParser
 
@@ -16,7 +16,7 @@ KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf
 
 
 class References(HTMLParser):
-    """The resources of a page that a browser loads, and the texts of scripts within it."""
+    """The resources that a browser loads for a page, and the texts of the scripts in the page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Erasures over HTTP: begun, looked at, refused."""
+"""Erasures over HTTP: how they begin, how they are followed, and when they are refused."""
 
 import asyncio
 import base64
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def followed(api, begun):
-    """The report once nothing more happens."""
+    """Wait until the erasure is over, and return its report."""
     deadline = time.monotonic() + 60
     while begun["state"] not in ("erased", "counted", "failed"):
         assert time.monotonic() < deadline, begun

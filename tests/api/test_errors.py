@@ -37,7 +37,7 @@ def test_every_error_has_an_answer_and_unknown_outcomes_are_5xx(name):
         "MethodNotAllowedError": {"allow": "GET"},
     }
     answer = log_store_error_response(cls("what to change", **extra.get(name, {})))
-    # Versions and epochs of a partition's state are a matter between brokers and ZooKeeper, whoever asks.
+    # A caller cannot be wrong about versions and epochs of a partition's state: brokers and ZooKeeper settle them.
     between_brokers = (logstore.errors.InvalidUpdateVersionError, logstore.errors.UnknownLeaderEpochError)
     of_kafkas_protocol = (logstore.errors.InvalidFetchSessionEpochError,)
     elsewhere = issubclass(cls, (logstore.errors.NetworkError, *between_brokers, *of_kafkas_protocol))

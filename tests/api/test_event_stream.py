@@ -1,4 +1,4 @@
-"""A model of streams of events: whatever clients, records and connections do, each client has every record once."""
+"""A model of event streams: whatever clients, records and connections do, each client gets every record once."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,9 @@ KEYS = (b'"a"', b'"b"', None)
 
 @dataclass
 class Client:
-    """A client that connects again with the id that it has. ``room``: the pieces that its connection still takes."""
+    """A client that reconnects with the last id that it has. ``room`` is the number of pieces its connection still
+    takes.
+    """
 
     hub: EventHub
     topic: Topic
@@ -66,14 +68,14 @@ class Client:
             self.room.release()
 
     async def disconnect(self) -> None:
-        """In the middle of a piece, maybe: the parser forgets the part of an event that it has."""
+        """Disconnect, maybe in the middle of a piece: the parser forgets the part of an event that it has."""
         assert self.running is not None
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
         self.parser = EventParser(last_id=self.parser.last_id)
 
     def found(self) -> dict[int, list[int]]:
-        """The offsets that it has, by partition, in their order."""
+        """Return the client's offsets by partition, in the order in which they came."""
         offsets: dict[int, list[int]] = {}
         for event in self.events:
             offsets.setdefault(event.json["partition"], []).append(event.json["offset"])
@@ -160,7 +162,7 @@ def test_each_client_has_each_record_once_and_in_order(steps: list[tuple[Callabl
             assert not store.hub._broadcasts, "broadcasts outlive their streams"
             assert not broker.admission.answers.reserved
 
-    # So small that streams fall behind what is kept, and reads end in the middle.
+    # These are so small that streams fall behind the kept events, and reads end in the middle.
     small = {"_READ_BYTES": 400, "_RUN_BYTES": 120, "_CHUNK_BYTES": 300}
     with (
         tempfile.TemporaryDirectory() as directory,

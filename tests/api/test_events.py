@@ -52,7 +52,7 @@ def places(events: list[Event]) -> list[tuple[int, int]]:
 
 
 async def refused(url: str, query: str = "", **headers: str) -> tuple[int, int]:
-    """Status and error code of an answer before a stream begins."""
+    """Return the status and error code of a stream that is refused before it begins."""
     async with (
         httpx.AsyncClient(base_url=url, trust_env=False) as http,
         http.stream("GET", f"/topics/t/events{query}", headers=headers) as answer,
@@ -62,7 +62,7 @@ async def refused(url: str, query: str = "", **headers: str) -> tuple[int, int]:
 
 
 async def told_to_come_back(url: str) -> int:
-    """The milliseconds after which an EventSource, which gives up for ever on any status but 200, comes again."""
+    """Return the milliseconds after which an EventSource reconnects; any status but 200 would end it for ever."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         answer = await http.get("/topics/t/events", headers={"Accept": "text/event-stream"})
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
@@ -212,7 +212,7 @@ async def test_what_cannot_be_streamed_is_refused_before_the_stream_begins(api, 
 
 async def test_as_many_streams_as_the_setting_says(api, url):
     async with contextlib.AsyncExitStack() as open_streams:
-        # Kept, because an EventClient closes its connection when it is collected.
+        # The list keeps the clients alive, because an EventClient closes its connection when it is collected.
         clients = [await open_streams.enter_async_context(streaming(url)) for _ in range(3)]
         for client in clients:
             await client.began()
@@ -268,7 +268,7 @@ async def test_the_deletion_of_the_topic_is_the_last_event(api, url):
 
 async def test_retention_that_overtakes_a_client_is_told_and_so_is_its_next_try(api, url):
     topic = api.broker.topics.served.topic(INTERNAL, "t")
-    # More than the connection takes, so that the stream has to read on later.
+    # This is more than the connection takes, so that the stream has to continue reading later.
     for _ in range(8):
         await append(api, [b'"' + b"x" * 400_000 + b'"'])
     async with streaming(url, from_="earliest") as client:
@@ -310,7 +310,7 @@ async def test_a_client_that_takes_nothing_is_cut_at_the_stop(api, monkeypatch):
 
 @contextlib.asynccontextmanager
 async def stuck(api: ApiClient, port: int) -> AsyncIterator[RawClient]:
-    """A client that takes nothing of a stream that has much for it."""
+    """Yield a client that takes nothing from a stream that has much for it."""
     for _ in range(20):
         await append(api, [b'"' + b"x" * 400_000 + b'"'])
     async with RawClient.connected(port, receive_bytes=4096) as client:
@@ -325,7 +325,7 @@ async def stuck(api: ApiClient, port: int) -> AsyncIterator[RawClient]:
 async def test_a_client_that_takes_nothing_is_paused_holds_little_and_is_cut(api, monkeypatch):
     cut = EVENT_STREAMS_CUT._value.get()
     sent = EVENTS_SENT._value.get()
-    # Without backpressure of the kernel's own: this test counts what the store holds.
+    # The kernel adds no backpressure here: this test counts what the store holds.
     async with listening(api.app, answer_seconds=1.0) as (port, state), stuck(api, port):
         assert EVENTS_SENT._value.get() - sent <= 3
         assert api.broker.admission.answers.reserved <= 2_000_000

@@ -1,4 +1,4 @@
-"""The description shows every operation by examples that fit their schemas, and that a store takes as they are."""
+"""The examples of every operation in the description fit their schemas, and a store takes them as they are."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.api.api_client import ApiClient
 pytestmark = pytest.mark.anyio
 
 BINARY = "binary"
-#: Of a member's life, in its order; what ends something comes last.
+#: The operations of a member's life, in their order; operations that end something come last.
 IN_ORDER = (
     "createTopic",
     "commitOffsets",
@@ -29,14 +29,14 @@ IN_ORDER = (
     "assignConsumerInstance",
 )
 LAST = ("leaveGroup", "deleteGroup", "deleteGroups", "deleteConsumerInstance", "resetTopicConfig", "deleteTopic")
-#: Members of a group of their own: the store assigns partitions, or the client itself does.
+#: These members need another group: here the store assigns partitions, elsewhere the client itself does.
 ANOTHER_GROUP = {"consumerGroupHeartbeat": "another"}
 INSTANCES = "/consumers/"
 ONCE = ("createTopic", "createConsumerInstance")
-#: No partition is being reassigned, on one node, and the erasure of the example is unknown.
+#: One node has no reassignment, and the erasure of the example is unknown.
 NEVER_FOUND = ("getReassignment", "cancelReassignment", "getErasure", "eraseFromJournal")
 ENDLESS = ("streamEvents", "streamConsumerInstance")
-#: Their answers have another form for each media type of the request.
+#: The answers of these have a different form for each media type of the request.
 OTHER_FORMS = ("produce", "produceToPartition", "fetch")
 
 
@@ -54,7 +54,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
 
 
 def contents(operation: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Every body and answer that is no binary, by the place and media type."""
+    """Return every body and answer except binary ones, each with its place and media type."""
     found = [("body", operation.get("requestBody", {}))]
     found += [(status, answer) for status, answer in operation["responses"].items()]
     return [
@@ -81,7 +81,7 @@ async def test_every_operation_has_a_summary_and_examples_that_fit(document):
 
 
 async def test_every_error_code_is_documented_with_its_status(document):
-    """Each code that the store knows stands in the description of its status; examples show codes of their status."""
+    """Check that each known code is in the description of its status, and that examples show codes of their status."""
     known = {code for code in ERROR_CODES.values() if code != kind_of(code)}
     assert {code for code in known if not re.search(rf"\b{code}\b", ERRORS[kind_of(code)])} == set()
     for _, _, operation in operations(document):
@@ -127,7 +127,7 @@ async def test_a_store_takes_the_example_of_every_operation(api, document):
 
 
 def same_fields(shown: Any, answered: Any) -> bool:
-    """Whether both have the same fields, as far as there are any."""
+    """Return whether both are objects with the same fields, or of the same type."""
     if isinstance(shown, dict) and isinstance(answered, dict):
         return set(shown) == set(answered)
     return isinstance(shown, type(answered))

@@ -15,7 +15,7 @@ FETCH = "application/vnd.logstore.fetch"
 
 
 async def fetch(api, *asked: tuple[str, int, int], **options) -> dict[int, tuple[int, list[bytes] | str, int]]:
-    """By place in the request: error code, the values or the error's message, next offset."""
+    """Fetch and return, by place in the request: the error code, the values or the error's message, the next offset."""
     partitions = [{"topic": topic, "partition": partition, "offset": offset} for topic, partition, offset in asked]
     answer = await api.post("/fetch", json={"partitions": partitions, "max_wait_ms": 0} | options)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""Requests over a real socket, well framed or not, get a right answer or a closed connection; the server goes on."""
+"""Requests over a real socket, well framed or not, get a right answer or a closed connection; the server survives."""
 
 import contextlib
 import gzip
@@ -30,7 +30,7 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
 
 @pytest.fixture(autouse=True)
 def goes_on(server):
-    """Whatever a test did, the next good request works."""
+    """Check that the next good request works, whatever a test did."""
     yield
     answer = httpx.post(f"{server.url}/topics/t", content=GOOD, headers={"Content-Type": "application/json"})
     assert answer.status_code == 200, answer.text
@@ -142,7 +142,7 @@ def poll(offset: int, **more: int) -> bytes:
     ids=lambda value: repr(value[:60]),
 )
 def test_a_whole_request_is_answered_though_nothing_more_will_come(server, sent, statuses):
-    """As ``nc -N`` and shell scripts ask: the last answer closes the connection."""
+    """End the sending side after the request, as ``nc -N`` and scripts do; the last answer closes the connection."""
     before = server.end_offset()
     with server.connection() as connection:
         connection.send(sent)
@@ -168,7 +168,7 @@ def test_a_long_poll_whose_client_sends_nothing_more_is_answered_with_what_there
         with server.connection() as connection:
             connection.send(sent)
             if waiting:
-                # Answered after what was sent before: that has been read.
+                # The server answers this after it has read everything sent before.
                 assert httpx.get(f"{server.url}/health/live").status_code == 200
             connection.end()
             began = time.monotonic()
@@ -193,7 +193,7 @@ def in_flight_bytes(server) -> int:
 
 
 def test_a_body_longer_than_declared_does_not_hide_that_its_beginning_is_stored(server):
-    """The rest is no request of its own. The answer to the first request must come first, and say that it is stored."""
+    """Check that the answer to the first request comes first and says that it is stored; the rest is not a request."""
     before = server.end_offset()
     with server.connection() as connection:
         connection.send(post(GOOD + b"garbage after the body", length=len(GOOD)))
@@ -309,7 +309,7 @@ def test_other_forms_of_request_targets_are_answered(server, method):
 
 
 def test_an_upgrade_is_declined_and_the_request_answered(server):
-    """Java's HttpClient asks for h2c with every first request."""
+    """Ask for h2c, as Java's HttpClient does with every first request."""
     upgrade = (b"Connection: Upgrade, HTTP2-Settings\r\n", b"Upgrade: h2c\r\n", b"HTTP2-Settings: AAEAAEAA\r\n")
     with server.connection() as connection:
         connection.send(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n" + b"".join(upgrade) + b"\r\n")

@@ -1,8 +1,8 @@
-"""Answers of the routes for administration and groups, held to those in ``golden/answers.json``, byte for byte.
+"""Answers of the routes for administration and groups equal those in ``golden/answers.json``, byte for byte.
 
-``python -m tests.api.test_golden_answers`` writes that file anew. Read its difference before it is committed: every
-line of it is a change that clients see. Values that differ from run to run stand there as ``<uuid>``, ``<time>`` and
-the like.
+``python -m tests.api.test_golden_answers`` writes that file again. Read its diff before you commit it: every changed
+line is a change that clients see. In place of values that differ from run to run it has ``<uuid>``, ``<time>`` and the
+like.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 GOLDEN = Path(__file__).with_name("golden") / "answers.json"
 HEADERS = ("Content-Type", "Allow", "Location", "Retry-After", "Logstore-Topic-Id", "Logstore-High-Watermark")
 
-#: JSON texts that change from run to run, by the name that they have.
+#: Values in JSON texts that change from run to run, by the names of their fields.
 _CHANGING = re.compile(
     r'"(topic_id|location|size_bytes|unsealed_bytes|unsealed_records|timestamp|newest_timestamp|now|uptime_ms|needed_bytes|'
     r'retained_bytes|open_files_max|connections_taken_max|producer_id|version)":("[^"]*"|[0-9]+)'
@@ -31,7 +31,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 async def answers(api: ApiClient) -> dict[str, list[Any]]:
-    """The status, headers and body of each answer; values that change from run to run are replaced."""
+    """Return the status, headers and body of each answer, with the values replaced that change from run to run."""
     told: dict[str, list[Any]] = {}
     async for name, _, _, answer in ask(api):
         assert name not in told, name

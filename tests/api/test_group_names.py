@@ -1,4 +1,4 @@
-"""Groups whose names are any text that Kafka's protocol takes, over HTTP."""
+"""The HTTP interface takes groups whose names are any text that Kafka's protocol takes."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -34,7 +34,7 @@ NAMES = (
     "\0",
     "",
 )
-#: The ways to write a name in a path, and whether a client that works on paths leaves it alone.
+#: The ways to write a name in a path, each with its path segment and its query.
 WAYS = {
     "escaped": lambda name: (quote(name, safe="").replace(".", "%2E"), ""),
     "in the query": lambda name: ("-", f"group={quote(name, safe='')}"),
@@ -42,7 +42,9 @@ WAYS = {
 
 
 async def ask(api: ApiClient, method: str, template: str, name: str, way: str, **options):
-    """``template`` has ``{}`` for the name. The path arrives as it is written here: httpx takes no dots out."""
+    """Send a request whose ``template`` has ``{}`` for the name. httpx leaves the path, with its dots, as it is
+    written.
+    """
     segment, query = WAYS[way](name)
     path, _, rest = template.partition("?")
     both = "&".join(filter(None, (rest, query)))
@@ -59,7 +61,7 @@ async def filled(api: ApiClient) -> ApiClient:
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_group_of_any_name_is_committed_to_described_reset_and_deleted(filled: ApiClient, way: str):
     for name in NAMES:
-        if name or way == "in the query":  # an empty segment is none
+        if name or way == "in the query":  # an empty segment is no segment
             await _use_group(filled, name, way)
 
 
@@ -144,6 +146,7 @@ async def test_any_broker_answers_for_a_group_of_any_name(tmp_path: Path):
                     assert (await running.http.get(url)).json()["group"] == name
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_the_python_client_takes_any_name(tmp_path: Path):
     with RealServer(tmp_path / "data") as server, Admin(server.url) as admin:

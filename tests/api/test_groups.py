@@ -44,7 +44,7 @@ async def roll_offsets(api: ApiClient) -> DeltaTable:
 
 @pytest.fixture
 async def filled(api: ApiClient) -> ApiClient:
-    """Topics ``t`` and ``u`` with two partitions of five records each."""
+    """Fill topics ``t`` and ``u`` with two partitions of five records each."""
     for topic in ("t", "u"):
         await api.create_topic(topic, partitions=2)
         for partition in range(2):
@@ -63,7 +63,7 @@ async def test_a_group_gets_back_its_committed_offsets(filled):
     GroupOffsets.model_validate_json(answer.content, strict=True)
     rows = answer.json()["offsets"]
     assert all(began <= row.pop("timestamp") <= int(time.time() * 1000) for row in rows)
-    # Before offset 0 there is no record whose epoch it could be.
+    # Offset 0 has no record before it, and so no epoch.
     assert rows == [offset("t", 0, 0) | {"leader_epoch": -1}, offset("t", 1, 4, "lower") | {"leader_epoch": 1}]
     assert (await filled.get("/groups")).json() == ["A", "g.1"]
     assert (await filled.get("/groups/g.1/offsets?topic=u")).json() == {"offsets": []}
@@ -77,11 +77,11 @@ async def test_lag_is_what_is_left_to_read(filled):
     answer = await filled.get("/groups/g/lag")
     GroupLag.model_validate_json(answer.content, strict=True)
     fields = ("topic", "partition", "committed_offset", "log_start_offset", "high_watermark", "lag")
-    # Nothing is committed for u-0: all that is there is left to read.
+    # Nothing is committed for u-0, so all its records are left to read.
     rows = [("t", 0, 5, 0, 5, 0), ("t", 1, 1, 2, 5, 4), ("u", 0, None, 2, 5, 3), ("u", 1, 3, 0, 5, 2)]
     partitions = [dict(zip(fields, row, strict=True)) for row in rows]
     told = answer.json()
-    # Every offset that is left has its record, and the oldest of them was appended just now.
+    # Every offset that is left has its record, and the oldest was appended just now.
     assert [row.pop("records_behind") for row in told["partitions"]] == [0, 3, 3, 2]
     assert [row.pop("lag_ms") is None for row in told["partitions"]] == [False, False, False, False]
     assert told.pop("max_lag_ms") >= 0
@@ -181,10 +181,10 @@ async def test_requests_at_once_leave_the_last_of_the_log(filled):
     await asyncio.gather(*many)
     found = {group: await committed(filled, group) for group in (await filled.get("/groups")).json()}
     assert set(found) == {"g0", "g1", "g2"}
-    # The two of one request are never torn apart.
+    # The two offsets of one request always appear together.
     assert all(first[2] == second[2] for first, second in found.values())
     offsets = (await roll_offsets(filled)).to_pyarrow_dataset()
-    # Of those that were appended together, the last of each key.
+    # Only the last offset of each key is in the table, of all that were appended together.
     assert 6 <= len(offsets.to_table()) <= 120
     assert duckdb.sql(LATEST).fetchall() == [(group, *row) for group, rows in found.items() for row in rows]
 

@@ -1,4 +1,4 @@
-"""Groups whose coordinator does not lead what they read: ends and offsets are those of the leaders."""
+"""A group's coordinator need not lead the partitions that it reads: ends and offsets are those of the leaders."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ async def test_an_instance_begins_and_seeks_at_the_ends_that_leaders_tell(tmp_pa
                 assert (await instance.values(end))[:3] == [0, 1, 2]
                 await instance.did("/positions/end", {"partitions": [at]})
                 assert await instance.poll(wait_ms=0) == []
-                # As Kafka's protocol, beyond the end too.
+                # Offsets beyond the end are taken, as in Kafka's protocol.
                 beyond = await instance.post("/offsets", {"offsets": [{**at, "offset": end}]})
                 assert beyond.status_code == 200, beyond.text
                 await instance.did("/positions", {"offsets": [{**at, "offset": end + 1}]})

@@ -1,4 +1,4 @@
-"""A guard that refuses everything: no route, method or way gets past it, and nothing is done."""
+"""A guard refuses everything: no route, method or way gets past it, and nothing is done."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 ONE = {"records": [{"key": "k", "value": 1}]}
 _INSTANCE = "/consumers/{group}/instances/{instance}"
-#: Bodies that would take effect if they got through. A route that takes a body and is not here fails the test.
+#: Bodies that would take effect if they got through. The test fails if a route takes a body and is missing here.
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/topics/{topic}"): ONE,
     ("POST", "/topics/{topic}/partitions/{partition}"): ONE,
@@ -70,7 +70,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/v3/clusters/{cluster_id}/topics/{topic}/partitions/{partition}/reassignment"): {"replicas": [0]},
     ("POST", "/cluster/elect-leaders"): {"election_type": "preferred"},
 }
-#: One after the other: an instance is there, is subscribed, and is assigned partitions instead.
+#: The order matters: an instance is created, is subscribed, and is assigned partitions instead.
 FIRST = [
     ("POST", "/consumers/{group}"),
     ("POST", _INSTANCE + "/subscription"),
@@ -78,7 +78,8 @@ FIRST = [
     ("POST", _INSTANCE + "/assignments"),
 ]
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
-#: The group has a member of the consumer protocol: it refuses what is of classic ones, and of groups without members.
+#: The group has a member of the consumer protocol, so it refuses requests of classic groups and of groups without
+#: members.
 REFUSED_BY_THE_GROUP = {
     *(
         ("POST", f"/groups/{{group}}/{request}")
@@ -121,7 +122,7 @@ def in_chunks(sent: Sent) -> list[bytes]:
     return [sent.head("Transfer-Encoding: chunked") + b"".join(chunks) + b"0\r\n\r\n"]
 
 
-#: The ways of a request: the bytes to write, and the number of requests in them.
+#: The ways to send a request: the bytes to write, and the number of requests in them.
 WAYS: dict[str, Callable[[Sent], tuple[list[bytes], int]]] = {
     "whole": lambda sent: ([sent.whole()], 1),
     "in pieces": lambda sent: (in_pieces(sent), 1),
@@ -136,10 +137,10 @@ WAYS: dict[str, Callable[[Sent], tuple[list[bytes], int]]] = {
 
 
 def routes(cluster_id: str) -> list[tuple[str, str]]:
-    # A group of instances alone.
+    # This group has instances only.
     values = {"/consumers/{group}": "/consumers/rest"}
     values |= {"{topic}": "t", "{partition}": "0", "{group}": "g", "{instance}": "c", "{cluster_id}": cluster_id}
-    # Of topics, and of brokers; both kinds of routes have a {name}.
+    # Routes of topics and routes of brokers have a {name}, with different values.
     values |= {"brokers/{broker_id}/configs/{name}": "brokers/0/configs/port", "{broker_id}": "0"}
     values |= {"{name}": "retention.ms", "{consumer_id}": "m"}
     found = []
@@ -152,7 +153,7 @@ def routes(cluster_id: str) -> list[tuple[str, str]]:
 
 
 def requests(api: ApiClient) -> list[Sent]:
-    """Every path with every method, and ways to write a path."""
+    """Return requests for every path with every method, and for each way to write a path."""
     existing = {(method, route.path) for router in ROUTERS for route in router.routes for method in route.methods}
     found = []
     for (template, path), method in itertools.product(routes(api.broker.cluster_id), METHODS):
@@ -168,7 +169,7 @@ def requests(api: ApiClient) -> list[Sent]:
 
 
 async def exchange(port: int, pieces: list[bytes], count: int, *, heads_only: bool) -> list[tuple[int, bytes]]:
-    """The status and body of each answer."""
+    """Send the pieces and return the status and body of each answer."""
     async with connected(port) as (reader, writer):
         answers: list[tuple[int, bytes]] = []
         for piece in pieces:
@@ -194,7 +195,7 @@ def all_that_could_change(api: ApiClient) -> Any:
     topics = [
         (
             topic.name,
-            # The store rolls its own topic after some seconds, by itself.
+            # The store rolls its internal topic by itself after some seconds.
             None if topic.is_internal else topic.version,
             topic.config_overrides,
             [(p.log_start_offset, p.next_offset) for p in topic.partitions],
@@ -239,7 +240,7 @@ async def test_nothing_gets_past_a_guard_that_refuses(store, monkeypatch, way):
 
 
 async def test_the_same_requests_do_their_work_when_the_guard_lets_them(store):
-    """Otherwise the refusals above would prove nothing."""
+    """Send the same requests with permission; otherwise the refusals above would prove nothing."""
     before = all_that_could_change(store)
     existing = {(method, route.path) for router in ROUTERS for route in router.routes for method in route.methods}
     paths = dict(routes(store.broker.cluster_id))
@@ -248,7 +249,7 @@ async def test_the_same_requests_do_their_work_when_the_guard_lets_them(store):
     )
     for method, template in [*FIRST, *others]:
         if template.endswith("/events"):
-            # A stream has no end: its head is the answer.
+            # A stream does not end, so its head is the answer.
             async with listening(store.app) as (port, _):
                 [(status, text)] = await exchange(
                     port, [Sent(method, paths[template], b"").whole()], 1, heads_only=True
@@ -263,7 +264,7 @@ async def test_the_same_requests_do_their_work_when_the_guard_lets_them(store):
 
 
 async def test_the_short_way_asks_itself(store, monkeypatch):
-    """Short requests ask the guard themselves; the application behind them does not."""
+    """Check that short requests ask the guard themselves; the application behind them does not."""
     taken = []
     begin = store.app.short_requests.begin
     monkeypatch.setattr(store.app.short_requests, "begin", lambda *given: taken.append(begin(*given)) or taken[-1])

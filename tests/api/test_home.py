@@ -1,4 +1,4 @@
-"""``GET /``: a page for people."""
+"""``GET /`` answers with a page for people."""
 
 import pytest
 
@@ -38,7 +38,7 @@ async def test_a_browser_gets_the_topics_and_links_that_lead_somewhere(api):
     for path in References(page).named:
         assert path.startswith("/")
         answer = await api.get(path)
-        # The state of this store's host may be such that it is not ready; the page is there.
+        # The machine may be in a state in which the store is not ready; the page comes all the same.
         assert answer.status_code == 200, path
 
 

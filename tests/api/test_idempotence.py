@@ -1,4 +1,4 @@
-"""Sending again over HTTP: to a real server, that is killed and started again in between."""
+"""A client sends again over HTTP, to a real server that is killed and started again in between."""
 
 import base64
 import gzip
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.system
 
 
 class Store:
-    """A server, and a new topic of it for each test."""
+    """A server, with a new topic for each test."""
 
     def __init__(self, server: ServerProcess, http: httpx.Client) -> None:
         self.server = server
@@ -50,7 +50,7 @@ class Store:
         assert self.http.post(url, json=body).status_code == 204
 
     def post(self, path: str, body: Any, media_type: str = JSON_V2, **headers: str) -> httpx.Response:
-        """``headers`` in Python's spelling."""
+        """Post a body; ``headers`` have Python's spelling."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.http.post(
@@ -150,15 +150,16 @@ def test_a_key_of_another_request_is_422(store: Store) -> None:
         message = assert_error(store.post(f"/topics/{topic}", other, Idempotency_Key="k"), 422, 42211)
         assert "was used for another request" in message
     assert store.end_offsets(topic) == [1, 0]
-    # Keys count by topic.
+    # Another topic has its own keys.
     elsewhere = store.create_topic()
     assert "Idempotent-Replayed" not in store.post(f"/topics/{elsewhere}", body, Idempotency_Key="k").headers
 
 
 def with_the_same_crc(body: bytes) -> bytes:
-    """``body`` with some of its zeros turned into ones, and the same CRC-32C."""
+    """Return ``body`` with some of its zeros turned into ones, and with the same CRC-32C."""
     of_zeros = crc32c(bytes(len(body)))
-    # CRCs of flips add up: by the highest bit of its CRC, one combination of positions.
+    # The CRC of several flips is the XOR of their CRCs. Keep one combination of positions by the highest bit of its
+    # CRC.
     found: dict[int, tuple[int, frozenset[int]]] = {}
     for position in [at for at, byte in enumerate(body) if byte == ord("0")]:
         flip = bytes(position) + b"\1" + bytes(len(body) - position - 1)
@@ -188,7 +189,7 @@ def test_another_body_is_another_request_also_if_its_checksum_is_the_same(store:
 def test_a_retry_after_a_change_of_the_configuration_gets_its_first_answer(
     store: Store, kind: str, change: dict[str, str]
 ) -> None:
-    """A new request like it would be refused now."""
+    """Send a retry when a new request like it would be refused."""
     topic = store.create_topic()
     path, (media_type, body) = f"/topics/{topic}/partitions/0", BODIES[kind]
     names = ({"Idempotency_Key": "k"}, of_producer(store.producer(), "0=0"))

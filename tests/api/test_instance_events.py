@@ -57,10 +57,10 @@ async def test_records_are_pushed_and_a_client_that_comes_back_goes_on_behind_it
     async with streaming(url, path=events_of(instance)) as client:
         await api.produce("t", [4, 5])
         assert values(await client.take(2)) == [4, 5]
-    # The first of them was received, the second was not.
+    # The client received the first of them, but not the second.
     async with streaming(url, path=events_of(instance), last_id=last_id.replace("0:3", "0:4")) as client:
         assert values(await client.take(1)) == [5]
-    # A position of nothing that is held, as after a rebalance.
+    # The position names no partition that the instance holds, as after a rebalance.
     async with streaming(url, path=events_of(instance), last_id="ffffffff.0:1") as client:
         await api.produce("t", [6])
         assert values(await client.take(1)) == [6]
@@ -116,7 +116,7 @@ async def test_partitions_come_and_go_while_a_stream_is_open(api, url):
             if len(await first.assigned()) == 2:
                 break
             await asyncio.sleep(0.02)
-        # What the second has had and not committed comes to the first.
+        # The first instance gets the records that the second received and did not commit.
         ((_, partition),) = held[1]
         assert values(await stream.take(1)) == [f"to {partition}"]
 

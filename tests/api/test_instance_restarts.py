@@ -1,4 +1,4 @@
-"""Consumer instances over restarts of the store, and a model of several that share a group."""
+"""Consumer instances survive restarts of the store; a model describes several that share a group."""
 
 import asyncio
 import random
@@ -37,7 +37,7 @@ async def test_an_instance_goes_on_where_it_began_or_behind_its_last_commit(tmp_
     async with running_api(tmp_path, **SETTINGS) as api:
         instance = again(api, instance)
         assert await instance.assigned() == [("t", 0), ("t", 1), ("t", 2)]
-        # Where it began to read; behind its commit; where it was sent to last.
+        # It continues where it began, after its commit, and where a seek sent it last.
         assert sorted(await instance.values(4)) == ["0 a", "0 b", "1 b", "2 b"]
         assert (await api.post("/consumers/g", json={"name": "c"})).status_code == 409
         assert (await api.delete(instance.path)).status_code == 204
@@ -59,7 +59,7 @@ async def test_members_keep_their_partitions_over_a_restart_without_a_rebalance(
             await api.produce("t", [partition], partition=partition)
     async with running_api(tmp_path, **SETTINGS) as api:
         both = [again(api, instance) for instance in both]
-        # With latest and without a commit: where they began to read is in their records.
+        # The instances have latest and no commit: their records in the log say where they began to read.
         values = [await instance.values(1) for instance in both]
         assert values == [[partition] for ((_, partition),) in held]
         assert [await instance.assigned() for instance in both] == held
@@ -74,7 +74,7 @@ async def test_members_keep_their_partitions_over_a_restart_without_a_rebalance(
 
 
 class Sharing:
-    """A model of a group of instances: which offsets of each partition somebody has read."""
+    """A model of a group of instances: the offsets of each partition that some instance has read."""
 
     def __init__(self, seed: int, partitions: int) -> None:
         self.random = random.Random(seed)
@@ -112,7 +112,7 @@ class Sharing:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_several_instances_pass_over_no_record(tmp_path: Path, seed: int):
-    """Instances come, go, read and commit, over restarts. What is committed was read, and all is read at last."""
+    """Let instances come, go, read and commit, over restarts. Committed records were read, and all are read at last."""
     sharing = Sharing(seed, partitions=3)
     for life in range(3):
         async with running_api(tmp_path, **SETTINGS) as api:

@@ -1,4 +1,4 @@
-"""Consumer instances over HTTP: what REST Proxy v2 promises, and the answers to what cannot be."""
+"""Consumer instances over HTTP: what REST Proxy v2 promises, and the answers to requests that cannot be met."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ async def api(tmp_path, anyio_backend) -> AsyncIterator[ApiClient]:
 
 
 async def held(instance: InstanceClient, count: int) -> list[tuple[str, int]]:
-    """The partitions of the instance once there are ``count``, without a poll."""
+    """Wait until the instance has ``count`` partitions, without a poll, and return them."""
     deadline = time.monotonic() + 60
     while len(found := await instance.assigned()) != count:
         assert time.monotonic() < deadline, found
@@ -158,7 +158,7 @@ async def test_an_idle_instance_is_removed_and_its_partitions_are_anothers(tmp_p
 
 
 async def test_an_instance_whose_record_is_gone_is_let_go(tmp_path):
-    """The answer to its deletion did not come in time, or its client deleted it while it was made."""
+    """Write a tombstone of an instance, as if the answer to its deletion was late, or a client deleted it early."""
     async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=2_000, max_consumer_instances=1) as api:
         instance = await create(api, "first")
         found = api.app.state.api.groups.instances.get(INTERNAL, "g", "first")
@@ -191,7 +191,7 @@ async def test_an_instance_that_is_stuck_keeps_no_other_from_timing_out(tmp_path
         async with stuck._changing:
             await eventually_async(lambda: InstanceKey("g", "idle") not in found._instances)
             await asyncio.sleep(2.5)
-            # A request that begins before its turn comes keeps it.
+            # A request that begins before the cleaner's turn comes keeps the instance.
             request = asyncio.create_task(InstanceClient(api, "g", "stuck").assign(0))
             await eventually_async(lambda: stuck._uses == 1)
         await request
@@ -322,7 +322,7 @@ async def test_a_pattern_matches_what_its_subscriber_may_describe(api, kind):
     assert (await instance.get("/subscription")).json() == {"topics": ["t"]}
     await instance.poll(100)
     assert await held(instance, 2) == [("t", 0), ("t", 1)]
-    # Neither is it there when topics change, nor when all that match are hidden, and it comes with the permission.
+    # Hidden topics stay out when topics change and when all matching ones are hidden; a permission brings them in.
     await api.create_topic("u")
     await instance.poll(100)
     assert await held(instance, 3) == [("t", 0), ("t", 1), ("u", 0)]
@@ -380,13 +380,13 @@ async def test_a_commit_beyond_the_end_is_taken_as_by_kafka(api):
         body = {"offsets": [{"topic": "t", "partition": partition, "offset": offset} for partition in (0, 1)]}
         assert (await instance.post("/offsets", body)).status_code == 200
         assert await instance.committed(0, 1) == {0: offset + 1, 1: offset + 1}
-    # The next reader begins where there are records: the offset is not in the log.
+    # The next reader begins where records are: the log does not have the committed offset.
     other = await create(api, "other")
     await other.assign(0)
     assert await other.values(2) == [0, 1]
 
 
-async def test_a_seek_outside_the_log_is_taken_and_the_next_poll_begins_anew(api):
+async def test_a_seek_outside_the_log_is_taken_and_the_next_poll_begins_again(api):
     await api.produce("t", [0, 1, 2])
     await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 1})
     instance = await create(api)
@@ -584,7 +584,7 @@ async def test_a_delete_ends_a_poll(api):
 
 
 async def test_a_poll_of_an_instance_that_goes_on_elsewhere_may_be_sent_again(api):
-    """Its coordinator has moved: the instance is not gone."""
+    """Unload the shard, as when the coordinator has moved: the instance is not gone."""
     instance = await create(api)
     await instance.subscribe("t")
     await held(instance, 2)
@@ -620,7 +620,7 @@ async def test_a_question_for_the_head_reads_nothing(api):
     assert await instance.values(1) == [0]
 
 
-async def test_retention_that_overtakes_an_instance_begins_anew(api):
+async def test_retention_that_overtakes_an_instance_begins_again(api):
     await api.produce("t", [0, 1, 2])
     instance = await create(api)
     await instance.assign(0)
@@ -682,7 +682,7 @@ async def test_a_partition_is_given_up_in_a_poll_or_when_its_records_are_committ
     assert sorted(await first.values(2)) == [0, 1]
     second = await create(api, "second")
     await second.subscribe("t")
-    # The first has records that are not done: it is asked, and keeps them until it polls or commits.
+    # The first instance has unfinished records. It has to give them up, and keeps them until it polls or commits.
     assert await second.poll(1_500) == []
     assert await first.assigned() == [("t", 0), ("t", 1)]
     await first.commit()
@@ -740,7 +740,7 @@ async def test_an_instance_that_is_not_polled_leaves_and_comes_back(tmp_path):
 
 
 async def test_what_the_next_owner_reads_begins_where_the_first_began(api):
-    """With latest and without a commit, an owner that begins at the end would pass over records."""
+    """Use latest without a commit: an owner that began at the end would pass over records."""
     first = await create(api, "first", auto_offset_reset="latest")
     await first.subscribe("t")
     await held(first, 2)
@@ -753,8 +753,9 @@ async def test_what_the_next_owner_reads_begins_where_the_first_began(api):
 
 
 async def test_a_topic_that_is_deleted_keeps_no_other_from_its_commit(api):
-    """All partitions are given up in the rebalance that follows: without a commit where they began, an owner with
-    latest, or this one after a restart, would begin at their ends.
+    """Delete a topic, so that a rebalance revokes all partitions: their start positions must be committed.
+
+    Without that commit an owner with latest, or this one after a restart, would begin at their ends.
     """
     await api.create_topic("u", partitions=1)
     instance = await create(api, auto_offset_reset="latest")

@@ -1,4 +1,4 @@
-"""``logstore serve`` with a port for Kafka's clients: the announcement, busy ports, other protocols, the stop."""
+"""``logstore serve`` with a port for Kafka's clients: announcement, busy ports, other protocols and the stop."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_records_of_every_codec_come_in_over_kafkas_protocol_and_go_out_over_htt
             page = httpx.get(f"{server.url}/topics/t/partitions/0/records", params={"offset": len(found)})
             found += [record["value"] for record in page.raise_for_status().json()]
         assert found == expected
-        # A store that stops does not wait for consumers that do.
+        # A stopping store does not wait for consumers that wait for records.
         consumer = Consumer(
             {"bootstrap.servers": address, "group.id": "g", "client.id": "waiting", "fetch.wait.max.ms": 240_000}
         )

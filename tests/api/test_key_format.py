@@ -1,4 +1,4 @@
-"""Keys in JSON: how they are stored, by request and by topic, and how each stored key and value is read."""
+"""Keys in JSON: how requests and topics decide how they are stored, and how each stored key and value is read."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def test_the_request_says_it_else_the_topic_else_it_is_json(api, path, con
 
 
 async def test_short_requests_that_come_together_keep_their_own_key_formats(api):
-    """They come over a socket, without the application around them; also after the topic's default has changed."""
+    """Send requests over a socket, so that they bypass the application, also after a change of the topic's default."""
     await api.create_topic("t")
     async with listening(api.app) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 

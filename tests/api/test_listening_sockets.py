@@ -1,4 +1,4 @@
-"""A socket that the service manager holds: one store after another answers on it, and no connection is refused."""
+"""The service manager holds a socket: one store after another answers on it, and no connection is refused."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from logstore import listening_sockets
 from logstore.errors import InvalidConfigError
 from logstore.listening_sockets import SocketBuffers, listening_socket, url_of
 
-# As systemd starts a service: the socket is file descriptor 3, and the variables name the process that is to take it.
+# Starts a service as systemd does: the socket is descriptor 3, and the variables name the process that is to take it.
 _ACTIVATE = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3, inheritable=True)
@@ -56,7 +56,7 @@ def test_no_connection_is_refused_while_one_store_follows_another_on_a_socket(tm
             cluster = httpx.get(f"{url}/v3/clusters").json()["data"][0]["cluster_id"]
         finally:
             assert ended(first) == 0
-        # Nobody accepts it, and it waits.
+        # No process accepts the connection, so it waits.
         waiting = pool.submit(httpx.get, f"{url}/health/live", timeout=60)
         second = serve_on(listener, tmp_path / "data")
         try:
@@ -75,7 +75,7 @@ def test_variables_for_another_process_are_not_ours_and_are_not_handed_on():
 
 
 def test_a_socket_that_is_not_there_is_told_as_the_service_managers(monkeypatch):
-    """Otherwise the message would blame the port of the settings, which nobody tried."""
+    """Check that the message does not blame the port of the settings, which no code tried."""
     closed = os.open(os.devnull, os.O_RDONLY)
     os.close(closed)
     monkeypatch.setattr(listening_sockets, "_FIRST_INHERITED", closed)
@@ -92,7 +92,13 @@ def test_more_than_one_socket_is_refused():
 
 @pytest.mark.system
 @pytest.mark.system
-@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["datagrams", "does not listen"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(socket.SOCK_DGRAM, id="datagrams", marks=pytest.mark.long),
+        pytest.param(socket.SOCK_STREAM, id="does not listen"),
+    ],
+)
 def test_a_socket_that_listens_to_no_tcp_port_is_refused_in_one_line(tmp_path, kind):
     with socket.socket(type=kind) as wrong:
         process = serve_on(wrong, tmp_path / "data")
@@ -106,7 +112,7 @@ def test_a_socket_that_listens_to_no_tcp_port_is_refused_in_one_line(tmp_path, k
 
 def test_a_listening_socket_has_the_buffers_that_are_set():
     with listening_socket("127.0.0.1", 0, buffers=SocketBuffers(send=40_000, receive=50_000)) as listener:
-        # Linux doubles what is asked for.
+        # Linux doubles the requested size.
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in {40_000, 80_000}
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) in {50_000, 100_000}
         with socket.create_connection(listener.getsockname()):

@@ -1,4 +1,4 @@
-"""Members of groups over HTTP, as a client in any language would be one."""
+"""Members of groups over HTTP, as a client in any language would use them."""
 
 import asyncio
 from base64 import b64decode, b64encode
@@ -30,7 +30,7 @@ def assigned(*partitions: int) -> str:
 
 
 async def test_a_group_whose_log_is_being_read_is_not_described(tmp_path: Path):
-    """What is in memory then may be what a failed append has left there."""
+    """Describe a group while its log is read: a failed append may have left a wrong state in memory."""
     async with running_api(tmp_path, group_initial_rebalance_delay_ms=0, offsets_topic_num_partitions=1) as api:
         await api.create_topic("t")
         assert (await api.post("/groups/g/join", json=joining("a"))).status_code == 200

@@ -1,4 +1,4 @@
-"""The metadata by which clients find brokers: what one node answers, and what a cluster's view makes of it."""
+"""The metadata by which clients find brokers: the answers of one node, and of a cluster."""
 
 import pytest
 from jsonschema import Draft202012Validator

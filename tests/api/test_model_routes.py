@@ -1,4 +1,4 @@
-"""Refusals of routes with models: ours before FastAPI is asked, and the form that FastAPI's own refusals get."""
+"""Routes with models refuse requests before FastAPI is asked, and FastAPI's own refusals get the same form."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -67,7 +67,7 @@ async def wrong() -> Told:
 @router.delete("/nothing", status_code=204)
 @open_to_all
 async def nothing() -> None:
-    """A route whose answer has no body."""
+    """Answer without a body."""
 
 
 @pytest.fixture

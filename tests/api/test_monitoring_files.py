@@ -1,7 +1,7 @@
-"""``conf/prometheus-alerts.yml`` and ``conf/grafana-dashboard.json``, held against what a store really exposes.
+"""``conf/prometheus-alerts.yml`` and ``conf/grafana-dashboard.json`` name only metrics that a store really exposes.
 
-A metric, or a label of it, that an expression names and a scrape has not, fails here: it would be an alert that never
-fires, or an empty panel.
+A test fails if an expression names a metric, or a label of it, that a scrape does not have: it would be an alert that
+never fires, or an empty panel.
 """
 
 import json
@@ -33,7 +33,7 @@ from tests.support.server_process import ROOT
 
 pytestmark = pytest.mark.anyio
 
-#: Labels and metrics that Prometheus adds or makes itself.
+#: Labels and metrics that Prometheus itself adds or makes.
 ADDED = {"instance", "job"}
 OWN_METRICS = {"up": set()}
 FUNCTIONS = {"count", "delta", "histogram_quantile", "increase", "max", "rate", "sum", "vector"}
@@ -44,7 +44,7 @@ Exposed = dict[str, set[str]]
 
 @pytest.fixture
 async def exposed(api, monkeypatch) -> Exposed:
-    """Sample names to the labels that they have, of a store that does a little of everything."""
+    """Return the labels of each sample name, of a store that does a little of everything."""
     await api.create_topic("t")
     await api.produce("t", [1])
     await api.fetch("t", offset=0)
@@ -63,7 +63,7 @@ async def exposed(api, monkeypatch) -> Exposed:
         joined.labels("t")
     problem = TopicProblem("t", 0, ProblemState.QUARANTINED, "why", "what to do")
     monkeypatch.setattr(api.broker.topics.problems, "all", lambda _: [problem])
-    # As the leader of a partition with another replica has it.
+    # The leader of a partition with another replica has such a follower.
     monkeypatch.setattr(PartitionLog, "followers", property(lambda _: {2: Follower(2, 0.0)}))
     found: Exposed = {}
     for family in text_string_to_metric_families((await api.get("/metrics")).text):
@@ -73,7 +73,7 @@ async def exposed(api, monkeypatch) -> Exposed:
 
 
 def unknown(expression: str, exposed: Exposed) -> set[str]:
-    """Metrics and labels in a PromQL expression that there are not."""
+    """Return the metrics and labels in a PromQL expression that do not exist."""
     text = re.sub(r"\[[^\]]*\]", "", expression)
     wrong: set[str] = set()
     known = exposed | OWN_METRICS
@@ -100,7 +100,7 @@ def unknown(expression: str, exposed: Exposed) -> set[str]:
 
 
 def read_rules(text: str) -> list[dict[str, Any]]:
-    """The alert rules of a file in the little YAML that it is written in; anything else in it is an error."""
+    """Read the alert rules of a file. It uses a small part of YAML; anything else is an error."""
     rules: list[dict[str, Any]] = []
     within = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -160,7 +160,7 @@ def cells(place: dict[str, int]) -> Iterator[tuple[int, int]]:
 
 
 async def test_the_journal_is_measured_by_the_bytes_that_its_bound_is_on(api):
-    """Files that nothing needs any more stay for a while, and refuse nobody."""
+    """Check that the metric leaves out files that nothing needs: they stay for a while, and refuse no request."""
     await api.create_topic("t")
     await api.produce("t", [1])
     families = {family.name: family for family in text_string_to_metric_families((await api.get("/metrics")).text)}
@@ -175,7 +175,7 @@ async def test_the_journal_is_measured_by_the_bytes_that_its_bound_is_on(api):
 
 
 async def test_every_metric_of_ours_is_explained(exposed):
-    """docs/operations.md has each by its name, without the suffixes that Prometheus' format adds; and no other."""
+    """Check that docs/operations.md has exactly our metrics, without the suffixes that Prometheus' format adds."""
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^\| `(logstore_\w+)`", page, re.MULTILINE))
     ours = set()

@@ -71,12 +71,12 @@ async def test_an_operation_describes_its_path_body_answers_and_errors(document,
             assert schema == {"$ref": "#/components/schemas/ErrorBody"}
         elif status != "204":
             assert answer["content"]
-    if operation["operationId"] in ("makeErasuresTopic", "eraseFromJournal"):  # what brokers ask of each other
+    if operation["operationId"] in ("makeErasuresTopic", "eraseFromJournal"):  # brokers send these to each other
         assert "requestBody" not in operation
     elif method in ("post", "put", "patch"):
         assert operation["requestBody"]["content"]
         assert {"413", "415", "422"} <= set(operation["responses"])
-    elif operation["operationId"] != "getConsumerInstanceOffsets":  # REST Proxy's, which has a body
+    elif operation["operationId"] != "getConsumerInstanceOffsets":  # it is REST Proxy's, and has a body
         assert "requestBody" not in operation
 
 
@@ -122,7 +122,7 @@ async def test_the_description_is_valid_openapi(document):
 
 
 async def test_every_answer_is_described_and_fits_its_schema(api, document):
-    """Answers to good requests and to bad ones."""
+    """Send good and bad requests."""
     schemas: dict[tuple[str, str, int, str], jsonschema.Draft202012Validator] = {}
     statuses: dict[str, set[int]] = {}
     async for name, method, path, answer in ask(api):
@@ -145,7 +145,7 @@ async def test_every_answer_is_described_and_fits_its_schema(api, document):
             schemas[key] = jsonschema.Draft202012Validator(schema)
         schemas[key].validate(answer.json())
     for name, seen in statuses.items():
-        # On one node there is nothing to cancel.
+        # One node has nothing to cancel.
         assert seen & {200, 201, 202, 204} or name == "cancelReassignment", f"{name} was never answered well"
     assert statuses["createTopic"] >= {200, 201, 400, 404, 406, 413, 415, 422}
 

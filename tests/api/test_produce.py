@@ -27,7 +27,7 @@ def arrow_stream(**columns: list) -> bytes:
 
 
 def offsets_of(answer) -> list[tuple[int, int]]:
-    """The v2 shape, checked: (partition, offset) of each record."""
+    """Check the v2 shape; return (partition, offset) of each record."""
     ProducedOffsets.model_validate_json(answer.content, strict=True)
     body = answer.json()
     assert set(body) == {"offsets", "key_schema_id", "value_schema_id"}
@@ -248,7 +248,7 @@ async def test_a_partition_that_takes_nothing_spoils_no_other(api):
     ]
     assert places[1]["error"] == "Record 1 of the request names partition 7; the topic has 3, from 0"
     assert (await api.values("t", 0), await api.values("t", 1)) == ([0, 3], [2])
-    # Nothing is stored, and all partitions have one kind of error: the request has that error.
+    # No record is stored, and all partitions have the same kind of error, so the request has that error.
     for wrong, status in (([7], 404), ([2, 2], 503), ([7, 8], 404)):
         records = [{"value": 9, "partition": partition} for partition in wrong]
         assert_error(await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2}), status)

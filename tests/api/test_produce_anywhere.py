@@ -1,4 +1,4 @@
-"""Producing at brokers that do not lead: identities, acks, formats and refusals are as at the leader."""
+"""A produce request to a broker that does not lead is handled as at the leader: identities, acks, formats, refusals."""
 
 import asyncio
 import dataclasses
@@ -25,7 +25,7 @@ def records(*partitions: int, value: object = 1) -> dict:
 
 
 async def stored(cluster: RelayingCluster, partition: int) -> list:
-    """The values in a partition, read at its leader."""
+    """Return the values in a partition, read at its leader."""
     topic_id = cluster.topic("t").topic_id
     leader = cluster.states[topic_id, partition].leader
     return [value for _, value in await read_all(cluster.brokers[leader], cluster.topic("t", leader), partition)]
@@ -118,7 +118,7 @@ async def test_arrow_batches_go_as_they_were_sent(tmp_path: Path, codec: str | N
             )
             assert found.records["value"].to_pylist() == [b"1" * 100, b"2", None]
             assert found.records["timestamp"].cast(pa.int64()).to_pylist()[1:] == at[1:]
-            # The newest timestamp is the append time, of the record without one.
+            # The newest timestamp is the append time, which the record without a timestamp got.
             assert log.newest_timestamp_ms == found.records["timestamp"].cast(pa.int64()).to_pylist()[0]
 
 
@@ -191,7 +191,7 @@ async def test_an_answer_that_does_not_come_leaves_the_outcome_open(tmp_path: Pa
 
 
 async def test_min_insync_replicas_is_for_acks_all_alone(tmp_path: Path):
-    """Whichever way a request goes: with others, by itself, or from broker to broker."""
+    """Send each request with others, by itself, and from broker to broker."""
     configs = {"min.insync.replicas": "2"}
     async with relaying_cluster(tmp_path, 1, 2, partitions=2, replicated=True, configs=configs) as cluster:
         topic_id, one = cluster.topic("t").topic_id, cluster.running[1].http

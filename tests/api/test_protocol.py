@@ -1,4 +1,4 @@
-"""Bounds in time, shortened: clients that send nothing, or a little, or stop in the middle."""
+"""Limits in time, shortened: clients send nothing or a little, or stop in the middle."""
 
 import asyncio
 import re
@@ -30,14 +30,14 @@ async def test_a_head_that_does_not_end_is_408(api):
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_head_that_came_while_the_server_stood_still_is_read(api):
-    """The process may have been stopped, or its machine asleep: the timer is overdue when the bytes are there."""
+    """Stop the loop, as if the process was stopped or its machine asleep: the timer is overdue when bytes come."""
     async with listening(api.app, head_seconds=0.3) as (port, state), connected(port) as (reader, writer):
         writer.write(b"GET /health/live HTTP/1.1\r\nHost")
         await eventually_async(lambda: any(connection._in_head for connection in state.connections))
         (connection,) = state.connections
         connection.transport.pause_reading()
         writer.write(b": localhost\r\n\r\n")
-        # The loop does nothing meanwhile; and asyncio reads before it looks at timers, other loops after.
+        # The loop does nothing meanwhile. asyncio then reads before it looks at timers; other loops read after.
         time.sleep(1)  # noqa: ASYNC251
         asyncio.get_running_loop().call_later(0.02, connection.transport.resume_reading)
         assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
@@ -62,7 +62,7 @@ async def test_a_body_that_is_slow_but_goes_on_is_read(tmp_path):
         async with listening(api.app) as (port, _), connected(port) as (reader, writer):
             writer.write(POST % len(body))
             for start in range(0, len(body), 1_000):
-                # 3.5 s in all, longer than one interval; no pause is an eighth of one.
+                # Sending all pieces takes 3.5 s, longer than one interval; no pause is an eighth of one.
                 await asyncio.sleep(0.35)
                 writer.write(body[start : start + 1_000])
             assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
@@ -83,7 +83,7 @@ async def test_a_client_that_stops_reading_its_answer_is_cut_and_gives_its_bytes
 
 @pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
 async def test_a_client_that_takes_nothing_of_a_short_answer_is_cut(api, header):
-    """The answer is so short that the application is done with it at once."""
+    """Ask for an answer so short that the application finishes it at once."""
     await api.create_topic("t")
     await api.produce("t", ["x" * 50_000])
     async with (
@@ -170,7 +170,7 @@ async def test_connections_beyond_the_bound_are_refused_without_their_requests_t
     monkeypatch.setattr("ingest_api.protocol._SURPLUS_MAX", 1)
     async with listening(api.app, max_connections=0) as (port, state), connected(port) as (silent, _):
         await eventually_async(lambda: len(state.connections) == 1)
-        async with connected(port) as (second, _):  # one more than are listened to
+        async with connected(port) as (second, _):  # more than the server listens to
             assert (await asyncio.wait_for(second.read(), 30)).startswith(b"HTTP/1.1 503")
             assert not silent.at_eof()
         assert (await asyncio.wait_for(silent.read(), 30)).startswith(b"HTTP/1.1 503")

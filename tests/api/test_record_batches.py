@@ -1,4 +1,4 @@
-"""Batches that stay what their producer made them: on the way in, in the journal, and on the way to a reader."""
+"""Batches stay as their producer made them: on the way in, in the journal, and on the way to a reader."""
 
 import base64
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 def stream(*parts: tuple[bytes | None, pa.RecordBatch], compression: str | None = None) -> bytes:
-    """A stream of batches, each with the partition that its metadata names."""
+    """Return a stream of batches, each with the partition that its metadata names."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, parts[0][1].schema, options=options) as writer:
@@ -37,7 +37,7 @@ def values(*texts: str) -> pa.RecordBatch:
 
 
 async def fetched(api, topic: str, partition: int = 0, *, offset: int, max_bytes: int = 64 << 20) -> PartitionData:
-    """The batches of one partition; none if the answer has no news."""
+    """Return the batches of one partition; none if the answer has no news."""
     asked = {"topic": topic, "partition": partition, "offset": offset}
     body = {"partitions": [asked], "max_bytes": max_bytes, "max_partition_bytes": max_bytes, "max_wait_ms": 0}
     answer = await api.post("/fetch", json=body)
@@ -151,10 +151,10 @@ async def test_history_comes_as_whole_row_groups_wherever_reading_begins(api):
     read = pq.read_table(pa.BufferReader(batches(whole)[1].payload))
     assert read.column("offset").to_pylist() == [3, 4, 5]
     assert read.column("value").to_pylist() == [b"3", b"4", b"5"]
-    # A row group is one batch: the first comes whatever its size, the next if it fits.
+    # A row group is one batch: the first comes whatever its size, and the next if it fits.
     only = await fetched(api, "t", offset=0, max_bytes=1)
     assert (seen(only), only.next_offset) == ([(0, 3, PARQUET)], 3)
-    # From within a row group its reader leaves out what is below the offset.
+    # The reader leaves out records of the row group below the offset.
     for max_bytes, expected in ((10_000, [2, 3, 4, 5, 6]), (1, [2])):
         within = await fetched(api, "t", offset=2, max_bytes=max_bytes)
         assert batches(within)[0].payload.equals(batches(whole)[0].payload)
@@ -162,7 +162,7 @@ async def test_history_comes_as_whole_row_groups_wherever_reading_begins(api):
 
 
 async def test_max_bytes_bounds_what_repeats_however_little_of_it_is_stored(api):
-    """Parquet takes a few bytes for a thousand times the same key."""
+    """Repeat one key a thousand times, for which Parquet takes a few bytes."""
     await api.create_topic("t")
     keys = pa.array([b"k" * 1_000] * 1_000, pa.binary())
     sent = values(*[""] * 1_000).set_column(1, WIRE_SCHEMA.field("key"), keys)
@@ -187,7 +187,7 @@ async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
 
 
 async def test_files_of_other_writers_come_as_row_groups_of_what_fits(api):
-    """Files of other writers have no checksums, and row groups of any size."""
+    """Read files of other writers, which have no checksums and row groups of any size."""
     await api.create_topic("t")
     for first in (0, 3, 6):
         await api.produce("t", [str(n) * 100 for n in range(first, first + 3)])
@@ -222,7 +222,9 @@ async def test_batches_as_they_are_stored_come_from_fetch_alone(api):
 
 
 def of_aiokafka(compression: int) -> bytes:
-    """A record batch as another client makes it: nulls, empty values, doubled headers, one record without a time."""
+    """Return a record batch as another client makes it, with nulls, empty values, repeated headers and one record
+    without a time.
+    """
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=compression,

@@ -234,8 +234,8 @@ async def test_offsets_of_times_in_many_partitions(api):
     assert_error(await asked((0, 0), (1, 0)), 503, 50303)
 
 
-async def test_the_ends_of_a_partition_in_quarantine_are_not_told(api):
-    """The ends may not be known, and ``logstore group reset --to-latest`` would commit them."""
+async def test_the_ends_of_a_partition_in_quarantine_are_not_reported(api):
+    """Refuse to report ends that may not be known: ``logstore group reset --to-latest`` would commit them."""
     await api.create_topic("t")
     await api.produce("t", [0, 1, 2])
     api.broker.topics.served.topic(INTERNAL, "t").partition(0).quarantine("a test", "end it")
@@ -266,7 +266,7 @@ async def test_the_time_of_an_offset_as_people_write_it(api, monkeypatch):
         ("-2d", 0),
         ("-1d12h", 1),
     ]:
-        # A "+" that was not escaped is a space.
+        # An unescaped "+" is a space.
         for query in ({"timestamp": text}, f"timestamp={text}"):
             answer = await api.get("/topics/t/partitions/0/offsets", params=query)
             assert answer.json()["offset"] == expected, (query, answer.text)

@@ -20,12 +20,12 @@ from tests.support.relaying import RelayingCluster, relaying_cluster
 
 pytestmark = pytest.mark.anyio
 
-#: Of a connection, or of the moment.
+#: Headers that depend on the connection, or on the moment.
 _OWN = {"date", "x-request-id"}
 
 
 async def seen(cluster: RelayingCluster, method: str, path: str, **options) -> dict[int, tuple]:
-    """By broker: status, headers and body of its answer."""
+    """Return the status, headers and body of each broker's answer."""
     headers = {"X-Request-Id": "r", "Host": "localhost", **options.pop("headers", {})}
     found = {}
     for number, running in cluster.running.items():
@@ -37,7 +37,7 @@ async def seen(cluster: RelayingCluster, method: str, path: str, **options) -> d
 
 
 async def same(cluster: RelayingCluster, method: str, path: str, **options) -> tuple[int, bytes]:
-    """Status and body of the answer, which is that of every broker."""
+    """Return the status and body of the answer, after checking that it is the same at every broker."""
     found = await seen(cluster, method, path, **options)
     assert len({str(one) for one in found.values()}) == 1, found
     status, _, body = next(iter(found.values()))
@@ -45,7 +45,7 @@ async def same(cluster: RelayingCluster, method: str, path: str, **options) -> t
 
 
 async def fill(cluster: RelayingCluster, count: int = 3, partitions: int = 3) -> None:
-    """``count`` records in each partition of ``t``."""
+    """Append ``count`` records to each partition of ``t``."""
     body = {"records": [{"key": "k", "value": n, "partition": p} for n in range(count) for p in range(partitions)]}
     answer = await cluster.running[1].http.post("/topics/t", json=body)
     assert answer.status_code == 200, answer.text
@@ -53,7 +53,7 @@ async def fill(cluster: RelayingCluster, count: int = 3, partitions: int = 3) ->
 
 
 def group_of(cluster: RelayingCluster, broker: int) -> str:
-    """A group that ``broker`` coordinates."""
+    """Return a group that ``broker`` coordinates."""
     at = sorted(cluster.running).index(broker)
     return next(name for n in range(100) if partition_for(name := f"g{n}", len(cluster.running)) == at)
 
@@ -143,7 +143,7 @@ async def test_a_fetch_of_several_leaders_waits_for_as_many_bytes_as_it_asks_for
         found = {one.index: one for one in read_fetch_response(pa.py_buffer((await waiting).content))}
         assert sorted(found) == [0, 1, 2], "all that there is"
         assert all(one.error is None for one in found.values())
-        # What there is comes at the end of the wait, too.
+        # When the wait ends, the answer has the records that exist.
         body |= {"min_bytes": 500_000, "max_wait_ms": 50}
         assert len(list(read_fetch_response(pa.py_buffer((await http.post("/fetch", json=body)).content)))) == 3
 
@@ -192,7 +192,7 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
         await fill(cluster)
         log = cluster.topic("t", 2).partition(1)
         log.resign(9)
-        # Broker 1 says that broker 2 leads, and broker 2 that broker 1 does.
+        # Broker 1 says that broker 2 leads, and broker 2 says that broker 1 does.
         view = cluster.coordinators[2]
         other = PartitionState(1, 9, (1,), (1,))
         view.partition_state = lambda topic_id, partition: (
@@ -325,7 +325,7 @@ async def test_lags_resets_and_times_of_partitions_with_several_leaders(tmp_path
         body = {"offsets": [{"topic": "t", "partition": p, "offset": p} for p in range(3)]}
         assert (await same(cluster, "POST", f"/groups/{group}/offsets", json=body))[0] == 200
         for status, _, found in (await seen(cluster, "GET", f"/groups/{group}/lag")).values():
-            # How long ago the oldest record was appended is another time at each broker.
+            # The age of the oldest record differs from broker to broker, because each reads its own clock.
             partitions = json.loads(found)["partitions"]
             assert (status, [one["lag"] for one in partitions]) == (200, [4, 3, 2])
             assert [one["records_behind"] for one in partitions] == [4, 3, 2]

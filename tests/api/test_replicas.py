@@ -1,4 +1,4 @@
-"""Brokers, their settings, partitions and replicas in REST v3 shapes; brokers in v2."""
+"""Brokers, their settings, partitions and replicas in REST v3 shapes; brokers also in v2's."""
 
 import httpx
 import pytest

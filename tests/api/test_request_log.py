@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 def metric(text: str, name: str, **labels: str) -> float:
-    """The sum of the samples that have all these labels."""
+    """Return the sum of the samples that have all these labels."""
     total = 0.0
     for line in text.splitlines():
         if found := re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line):
@@ -167,7 +167,7 @@ async def test_clients_name_themselves_in_metrics_up_to_a_bound(shared_api):
 
 
 async def test_the_application_is_the_same_through_any_asgi_server(api):
-    """No state of one request reaches the next: the same connection, other ids."""
+    """Check that no state of one request reaches the next: they share the connection, but have their own ids."""
     transport = httpx.ASGITransport(app=api.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:99") as other:
         answer = await other.get("/v3/clusters")
@@ -175,7 +175,7 @@ async def test_the_application_is_the_same_through_any_asgi_server(api):
 
 
 async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_unknown():
-    """The answer is not 503, which would say that nothing was stored, so that a client sends again."""
+    """Check that the answer is not 503, which would say that nothing was stored and make a client send again."""
     sent = []
 
     async def never(*_):

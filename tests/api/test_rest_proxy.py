@@ -1,7 +1,7 @@
-"""What Confluent documents of REST Proxy's v2 and v3, for the resources that are served here: a table of requests.
+"""A table of requests holds our resources to Confluent's documentation of REST Proxy v2 and v3.
 
 Sources: https://docs.confluent.io/platform/current/kafka-rest/api.html and the OpenAPI document of v3
-(``api/v3/openapi.yaml`` of confluentinc/kafka-rest). Every request is made with a slash at the end of its path, too.
+(``api/v3/openapi.yaml`` of confluentinc/kafka-rest). Every request is also sent with a slash at the end of its path.
 """
 
 import json
@@ -22,7 +22,9 @@ BOM = "\ufeff"
 
 @dataclass(frozen=True)
 class Case:
-    """``sent`` is a body of ``type``; ``has`` is the answer, or a part of it: see ``_matches``."""
+    """A request and its answer. ``sent`` is a body of ``type``; ``has`` is the answer or a part of it (see
+    ``_matches``).
+    """
 
     method: str
     path: str
@@ -36,8 +38,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Flow:
-    """Cases one after another, with names of their own: ``{t}`` a topic of two partitions with three JSON records in
-    the first, ``{g}`` a group, ``{c}`` the cluster.
+    """Cases that run in order and have their own names: ``{t}`` is a topic of two partitions with three JSON records in
+    the first, ``{g}`` is a group, ``{c}`` is the cluster.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Flow:
 
 
 def case(method: str, path: str, status: int, has: Any = None, sent: Any = None, **more: Any) -> Case:
-    """``type`` is by default that of v2 without records."""
+    """Return a case; ``type`` is by default that of v2 without records."""
     if sent is not None:
         more.setdefault("type", V2)
     return Case(method, path, status, has, sent, **more)
@@ -165,7 +167,7 @@ FLOWS = (
         polled(2),
         case("POST", f"{INSTANCE}/positions/end", 204, None, {"partitions": [PLACE]}, answer_type=None),
         case("GET", f"{INSTANCE}/records?timeout=0", 200, [], accept=JSON_V2, answer_type=JSON_V2),
-        # Past the end, as Kafka's seek: the next poll goes on as auto.offset.reset says.
+        # As in Kafka, a seek past the end is taken, and the next poll begins as auto.offset.reset says.
         case("POST", f"{INSTANCE}/positions", 204, None, {"offsets": [{**PLACE, "offset": 99, "metadata": "m"}]},
              answer_type=None),
         polled(0, 1, 2),
@@ -178,13 +180,13 @@ FLOWS = (
     Flow("commits", (
         MADE,
         ASSIGNED,
-        # The offset of the last record that is done; the group's offset is one more.
+        # The request has the offset of the last finished record; the group's offset is one more.
         case("POST", f"{INSTANCE}/offsets", 200, [{**PLACE, "consumed": 0, "committed": 1}],
              {"offsets": [{**PLACE, "offset": 0, "metadata": "m"}]}),
         case("GET", f"{INSTANCE}/offsets", 200, {"offsets": [{**PLACE, "offset": 1, "metadata": "m"}]},
              {"partitions": [PLACE]}),
         case("POST", f"{INSTANCE}/offsets?async=true", 200, list, {"offsets": [{**PLACE, "offset": 1}]}),
-        # Beyond the end, as Kafka's OffsetCommit.
+        # As in Kafka's OffsetCommit, an offset beyond the end is taken.
         case("POST", f"{INSTANCE}/offsets", 200, [{**PLACE, "consumed": 500, "committed": 501}],
              {"offsets": [{**PLACE, "offset": 500}]}),
         case("GET", f"{INSTANCE}/offsets", 200, {"offsets": [{**PLACE, "offset": 501, "metadata": ""}]},
@@ -292,7 +294,7 @@ def _dumped(sent: Any) -> bytes:
 
 
 def _filled(shape: Any, names: Mapping[str, str]) -> Any:
-    """``shape`` with the names of this run."""
+    """Return ``shape`` with the names of this run."""
     match shape:
         case str():
             for name, text in names.items():
@@ -307,7 +309,7 @@ def _filled(shape: Any, names: Mapping[str, str]) -> Any:
 
 
 def _matches(found: Any, expected: Any) -> bool:
-    """A type stands for any value of it, an object for one that has these fields at least."""
+    """Return whether they match. A type matches its values; an object matches one that has at least these fields."""
     if isinstance(expected, type):
         return isinstance(found, expected)
     if isinstance(expected, dict):

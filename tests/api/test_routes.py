@@ -1,4 +1,4 @@
-"""Every route declares its operation. The guard asks for names in paths, the routes for names in bodies."""
+"""Every route declares its operation. The guard checks names in paths, and the routes check names in bodies."""
 
 import pytest
 from starlette.requests import Request

@@ -1,5 +1,5 @@
-"""Requests made from the store's own description, right and wrong, to a real store: no 5xx, and no answer that the
-description does not have.
+"""Requests are made from the store's own description, right and wrong, and sent to a real store: it answers no 5xx, and
+nothing that the description does not have.
 """
 
 from collections.abc import Iterator
@@ -35,22 +35,22 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-#: Has no end: test_bad_http_inputs.py has its wrong requests, test_events.py the right ones.
+#: This one does not end: test_bad_http_inputs.py has its wrong requests, test_events.py the right ones.
 ENDLESS = "streamEvents"
-#: Each record of a stream is refused by itself, in an answer of 200; what is over the bounds here is right.
+#: These refuse each record of a stream by itself, in an answer of 200; requests over the limits are right here.
 NOT_REFUSED = ("produceRecords", "fetch", "fetchMany", "createTopic", "updateTopic")
-#: Otherwise schemathesis searches all modules of this process for constants.
+#: Without this, schemathesis searches all modules of this process for constants.
 NO_FEEDBACK = FeedbackSources()
 #: No request waits longer than this, and no topic has more partitions.
 BOUNDS = {"max_wait_ms": 10, "partitions_count": 4}
-#: Too long ids are left out of logs, and an empty list of codings is none (RFC 9110, 5.6.1).
+#: Logs leave out ids that are too long, and an empty list of codings means none (RFC 9110, 5.6.1).
 LENIENT = ("X-Request-Id", "Logstore-Client-Id", "Content-Encoding")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServer]:
     data = tmp_path_factory.mktemp("schemathesis") / "data"
-    # Members that join do not wait for others.
+    # A joining member does not wait for others.
     with WatchedServer(data, group_initial_rebalance_delay_ms=0) as running:
         running.create_topic("clicks")
         running.create_topic("deleted")
@@ -77,7 +77,7 @@ def name_of(operation: APIOperation) -> str:
 
 
 def run(server: WatchedServer, examples: int, *, anywhere: bool) -> None:
-    """``examples`` of each operation, right and wrong, with a path that leads somewhere; ``anywhere``: others, too."""
+    """Send ``examples`` right and wrong requests of each operation to existing paths, and to others if ``anywhere``."""
     cluster = httpx.get(f"{server.url}/v3/clusters", timeout=30).json()["data"][0]["cluster_id"]
     there = {"cluster_id": cluster, "partition": "0", "group": "billing", "broker_id": "0", "name": "retention.ms"}
     with requests.Session() as session:
@@ -103,7 +103,7 @@ def ask(
     if mode is GenerationMode.NEGATIVE and name_of(operation) not in NOT_REFUSED:
         checks.append(refused)
 
-    # Without a database and shrinking: the failure shows the request as a command of curl.
+    # There is no database and no shrinking: the failure shows the request as a command of curl.
     @settings(
         max_examples=examples,
         derandomize=True,
@@ -123,7 +123,7 @@ def ask(
 
 
 def refused(context: CheckContext, response: Response, case: Case) -> bool | None:
-    """As ``negative_data_rejection``, which does not know that a body with too many items may be too large as well."""
+    """Check as ``negative_data_rejection`` does, but allow 413: a body with too many items may also be too large."""
     return None if response.status_code == 413 else negative_data_rejection(context, response, case)
 
 

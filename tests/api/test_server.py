@@ -41,7 +41,7 @@ def test_a_store_says_where_it_listens_once_it_does(tmp_path):
 
 
 class HeldRecovery(FileSystem):
-    """Recovery stands still at the first table until ``going_on`` is set."""
+    """A file system on which recovery waits at the first table until ``going_on`` is set."""
 
     def __init__(self) -> None:
         self.going_on = threading.Event()
@@ -107,6 +107,7 @@ async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting,
     assert capfd.readouterr().out == f"listening on {str(http.base_url).rstrip('/')}\n"
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd):
     assert (await starting.http.get("/health/live")).status_code == 200
@@ -143,7 +144,7 @@ def stopping_server(tmp_path):
 
 
 def is_ready(server: RealServer) -> bool:
-    """Whether the store is ready; False if nobody listens."""
+    """Return whether the store is ready; False if nothing listens."""
     try:
         return httpx.get(f"{server.url}/health/ready", timeout=30).status_code == 200
     except httpx.TransportError:
@@ -169,7 +170,7 @@ def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server
         head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: %d\r\n\r\n"
         connection.send(head % len(body) + body[:10])
-        # Answered after what was sent before: that has been read.
+        # The server answers this after it has read everything sent before.
         assert is_ready(server)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: not is_ready(server))

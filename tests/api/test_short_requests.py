@@ -1,4 +1,4 @@
-"""A small produce request gets the same answer whether it came at once or in pieces: by the short way or the long."""
+"""A small produce request gets the same answer whether it comes at once or in pieces, by the short way or the long."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]
 
 @pytest.fixture
 async def short(api, monkeypatch):
-    """The answers of ``ShortRequests.begin``, one for each request that it was offered."""
+    """Return the answers of ``ShortRequests.begin``, one for each request that it was offered."""
     taken: list[bool] = []
     begin = api.app.short_requests.begin
 
@@ -57,7 +57,7 @@ async def short(api, monkeypatch):
 
 
 def comparable(answer: tuple[str, dict[str, str], bytes]) -> tuple[str, list[str], dict[str, str], object]:
-    """The answer without values that differ between any two requests: times, ids made here, partitions and offsets."""
+    """Return the answer without values that differ between requests: times, ids made here, partitions and offsets."""
     status, headers, body = answer
     order = list(headers)
     headers = {name: value for name, value in headers.items() if name != "date"}
@@ -155,7 +155,7 @@ async def test_a_request_that_comes_again_is_answered_the_same(api, short):
         for name, whole in TAKEN.items():
             first, *others = [await answered(whole) for _ in range(3)]
             assert others == [first, first], name
-        # The parser goes on where it was.
+        # The parser continues where it was.
         for name in ("malformed", "a partition", "named", "compacted"):
             assert await answered(LEFT[name]) == await exchange(port, LEFT[name].replace(b"a request", b"another")), (
                 name
@@ -254,7 +254,7 @@ async def test_few_heads_are_remembered(api, short):
 
 @pytest.mark.parametrize("name", sorted(IDENTITY_HEADERS))
 async def test_a_request_with_a_sender_is_not_short(api, short, name):
-    """Short ones share frames."""
+    """Check that it does not share a frame, as short requests do."""
     plain = [(b"content-length", b"10"), (b"content-type", JSON_V2.encode())]
     assert api.app.short_requests.head(b"/topics/t", plain) is not None
     assert api.app.short_requests.head(b"/topics/t", [*plain, (name, b"1")]) is None
@@ -330,7 +330,7 @@ async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monk
 
 
 def answered(status: int) -> float:
-    """The count over all client labels: in a long run of tests, other clients have taken the labels of their own."""
+    """Return the count over all client labels: earlier tests in a long run may have used up the labels."""
     ours = ('method="POST"', 'route="/topics/{topic}"', f'status="{status}"')
     return sum(
         float(line.rpartition(" ")[2])
@@ -379,7 +379,7 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
 async def test_records_that_wait_count_with_what_they_hold_and_not_with_their_bodies_alone(
     tmp_path, monkeypatch, at_once
 ):
-    """A thousand empty records are 3 KB of JSON, and a thousand objects until they are columns."""
+    """Send a thousand empty records, which are 3 KB of JSON, and a thousand objects until they are columns."""
     tiny = json.dumps({"records": [{}] * 1000}, separators=(",", ":")).encode()
     limit = 300_000
     async with running_api(tmp_path / "data", queued_max_request_bytes=limit, max_request_size=limit) as api:

@@ -1,4 +1,4 @@
-"""Small JSON requests that arrive together: one append, and for each request the answer that it would get alone."""
+"""Small JSON requests that arrive together share one append, and each gets the answer that it would get alone."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def post(api, content: bytes, topic: str = "t", **query):
 
 @pytest.fixture
 def appends(api, monkeypatch) -> list[int]:
-    """The records of each append."""
+    """Return the number of records of each append."""
     produce = api.broker.produce.records.produce
     counts: list[int] = []
 
@@ -82,7 +82,7 @@ async def test_requests_for_one_partition_join(api, appends):
 
 
 async def test_only_plain_requests_share_a_frame(api, appends):
-    """A frame has one sender."""
+    """Check that requests with a sender get their own frame, because a frame has one sender."""
     await api.create_topic("t")
     producers = [(await api.post("/producers")).json()["producer_id"] for _ in range(2)]
     senders = {
@@ -101,7 +101,7 @@ async def test_only_plain_requests_share_a_frame(api, appends):
         assert answer.status_code == 200, answer.text
 
     plain = {f"plain {number}": {} for number in range(9)}
-    # By turns, so that a plain one waits beside each of the others.
+    # They alternate, so that a plain request waits beside each of the others.
     mixed = [pair for both in zip(plain.items(), senders.items(), strict=False) for pair in both]
     await asyncio.gather(*(send(*request) for request in [*mixed, *list(plain.items())[len(senders) :]]))
 
@@ -214,7 +214,9 @@ async def test_a_request_given_up_before_the_append_is_not_stored_and_holds_noth
 
 
 async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(api, monkeypatch):
-    """The third waits for one of them, however large; each is stored once and answered."""
+    """Check that the third append waits for one of the two, however large it is; each record is stored once and
+    answered.
+    """
     await api.create_topic("t")
     durable = held_appends(api, monkeypatch)
     posts: list[asyncio.Task] = []
@@ -249,7 +251,7 @@ async def test_an_append_is_bounded_in_records(api, appends):
 
 
 async def test_a_request_of_many_tiny_records_goes_its_own_way(api, appends):
-    """Decoding ten thousand records takes milliseconds: it must not happen where requests arrive, and never twice."""
+    """Count the appends: decoding ten thousand records takes milliseconds, and must happen once, and not on arrival."""
     await api.create_topic("t")
     for count in (1_023, 1_024, 10_000):
         many = json.dumps({"records": [{}] * count}, separators=(",", ":")).encode()
@@ -265,7 +267,7 @@ async def test_an_append_is_bounded_in_bytes(api, appends):
     assert [answer.status_code for answer in answers] == [200] * 100
     assert sum(appends) == 100
     assert 10 < max(appends) <= 32
-    # One byte more than may join goes its own way.
+    # A request one byte over the limit for joining is appended alone.
     assert (await post(api, body((None, "x" * 32_768)))).status_code == 200
     assert sum(appends) == 100
 

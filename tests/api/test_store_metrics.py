@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 def parsed(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
-    """Metric name to labels to value; a series that is there twice fails, as it fails a scrape of Prometheus."""
+    """Return each metric's values by labels; a series that occurs twice fails, as it fails a scrape of Prometheus."""
     found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -85,7 +85,7 @@ async def test_lag_of_every_group_and_partition(api):
     assert "logstore_group_lag" not in await scrape(api)
 
 
-async def test_problems_are_told(api, monkeypatch):
+async def test_problems_are_reported(api, monkeypatch):
     problems = [
         TopicProblem("t", 3, ProblemState.RECORDS_MISSING, "why", "what to do"),
         TopicProblem('sp"oilt\\', None, ProblemState.QUARANTINED, "why", "what to do"),
@@ -107,7 +107,7 @@ async def test_problems_are_told(api, monkeypatch):
 
 
 class FewSeries:
-    """Stands for a broker and its groups: ``topics`` and ``groups`` give how many partitions each has."""
+    """A broker and its groups, for a scrape: ``topics`` and ``groups`` give the number of partitions of each."""
 
     settings = SimpleNamespace(journal_max_bytes=1)
     journal = SimpleNamespace(needed_bytes=0)
@@ -198,10 +198,10 @@ async def test_a_follower_lags_as_far_as_its_worst_replica():
     assert found["logstore_replica_lag_records"] == {
         labels(follower=7): 5,
         labels(follower=8): 2,
-        labels(follower=9): 10,  # what is in the table, below 20, is not fetched
+        labels(follower=9): 10,  # records in the table, below 20, are not fetched
     }
     assert found["logstore_replica_lag_seconds"] == {
-        labels(follower=7): 1,  # one that has everything lags by nothing, whenever it last told so
+        labels(follower=7): 1,  # a follower with all records lags by nothing, however old its last fetch is
         labels(follower=8): 4,
         labels(follower=9): 3,
     }
@@ -224,7 +224,7 @@ async def test_counters_of_topics_past_the_bound_count_together(monkeypatch):
 
 
 async def test_a_thousand_topics_are_scraped_in_a_tenth_of_a_second():
-    """Of CPU, and the best of some: others work on the machine, too."""
+    """Measure CPU time, and take the best of some runs, because other processes use the machine as well."""
     store = FewSeries(dict.fromkeys((f"topic-{n:04}" for n in range(SERIES_MAX)), 1), {"g": 500})
     seconds, longest = [], []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Requests that say which topic of a name they mean: another one is not read, written or committed to (KIP-516)."""
+"""Requests may name a topic's id: a later topic of the same name is not read, written or committed to (KIP-516)."""
 
 import asyncio
 import uuid
@@ -29,7 +29,7 @@ def responses(content: bytes) -> list[PartitionData]:
 
 
 async def made_again(api: ApiClient, topic: str = "t", partitions: int = 1) -> str:
-    """The id of the topic before it was made again."""
+    """Delete the topic, create it again, and return the id of the deleted one."""
     before = await topic_id(api, topic)
     assert (await api.delete(f"{api.topics_url}/{topic}")).status_code == HTTPStatus.NO_CONTENT
     await api.create_topic(topic, partitions=partitions)
@@ -38,7 +38,7 @@ async def made_again(api: ApiClient, topic: str = "t", partitions: int = 1) -> s
 
 @pytest.fixture
 async def again(api: ApiClient) -> str:
-    """The id of the earlier topic ``t``. The present topic ``t`` has three records."""
+    """Return the id of a deleted topic ``t``. The present topic ``t`` has three records."""
     await api.create_topic("t")
     before = await made_again(api)
     await api.produce("t", [1, 2, 3])

@@ -102,7 +102,7 @@ async def test_keyless_records_are_counted_from_the_log_start_on(api):
 
 
 async def test_refresh_shows_what_another_process_committed(api):
-    """A compaction in which every second record stays."""
+    """Commit a compaction that keeps every second record."""
     await api.create_topic("t", cleanup_policy="compact")
     await api.post("/topics/t", json={"records": [{"key": n, "value": n} for n in range(6)]})
     await api.post("/topics/t/roll")

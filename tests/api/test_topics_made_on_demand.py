@@ -1,4 +1,4 @@
-"""Topics that consumers ask for: made with ``auto.create.topics.enable``, as Kafka's Metadata makes them."""
+"""A consumer's request makes a topic if ``auto.create.topics.enable`` is set, as Kafka's Metadata does."""
 
 from pathlib import Path
 
@@ -125,7 +125,7 @@ async def test_a_topic_is_made_for_who_may_create_it(tmp_path: Path):
         assert_error(await api.get("/topics/t/partitions/0/records"), 403, 40301)
         instance = await create(api)
         assert_error(await instance.post("/subscription", {"topics": ["t"]}), 403, 40301)
-        # Who may describe and create a topic need not be one who writes to it.
+        # A client may describe and create a topic without being allowed to write to it.
         api.app.guard.authorizer.replace(DeniedOperations({(Operation.WRITE, "t")}, 2))
         assert made(api) == []
         assert await codes(api, "topics=t") == {"t": None}

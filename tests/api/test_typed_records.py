@@ -1,4 +1,4 @@
-"""Producing in REST v3 shapes: a report for each record, in order, whatever becomes of the others."""
+"""A produce request in REST v3 shapes gets a report for each record, in order, whatever happens to the others."""
 
 import asyncio
 import base64
@@ -193,7 +193,7 @@ def test_a_client_reads_the_report_of_one_record_before_it_sends_the_next(server
             read_until(sock, b'"offset":%d' % number)
         sock.sendall(b"0\r\n\r\n")
         read_until(sock, b"0\r\n\r\n")
-        # The connection is as good as before.
+        # The connection can still be used.
         sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in read_until(sock, b"\r\n\r\n")
 

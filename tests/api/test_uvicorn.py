@@ -20,7 +20,7 @@ from ingest_api import protocol
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[2]
-#: Attributes of a connection, and the methods that ours goes on to.
+#: Attributes of a connection, and the methods that our protocol passes calls on to.
 ATTRIBUTES = {
     *("client", "connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "server_state"),
     *("transport", "url", "expect_100_continue", "_start_asgi_task"),
@@ -36,7 +36,7 @@ METHODS = {
     "on_body": ("body",),
     "on_message_complete": (),
 }
-#: Methods that uvicorn or its parser calls, and that ours answers without uvicorn.
+#: Methods that uvicorn or its parser calls, and that our protocol answers without uvicorn.
 REPLACED = {
     "data_received": ("data",),
     "eof_received": (),
@@ -135,7 +135,9 @@ async def test_uvicorns_connection_has_the_attributes_that_ours_uses():
 
 
 async def test_uvicorns_cycle_is_begun_and_queued_as_ours_expects():
-    """Ours takes cycles out of the pipeline, marks them, and writes in place of their transport."""
+    """Check what our protocol does with cycles: it takes them out of the pipeline, marks them, and writes in place of
+    their transport.
+    """
     transport = Transport()
     found = connection(transport)
     found.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2)

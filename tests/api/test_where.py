@@ -1,4 +1,4 @@
-"""``?key=`` and ``?where=``: only the records that are meant, with a bound of what one answer looks at."""
+"""``?key=`` and ``?where=`` select records, and one answer looks at a limited number of them."""
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 
 async def read_all(api, **query) -> tuple[list[dict], int]:
-    """All records that the query selects, and how many answers brought them."""
+    """Return all records that the query selects, and the number of answers that brought them."""
     found, answers, offset = [], 0, 0
     while True:
         answer = await api.get(RECORDS, params={"max_wait_ms": 0, "offset": offset, **query})
@@ -28,7 +28,7 @@ async def read_all(api, **query) -> tuple[list[dict], int]:
 
 @pytest.fixture(params=["tail", "history", "both"])
 async def filled(api, request) -> str:
-    """100 records of four keys; users 0 to 9."""
+    """Append 100 records of four keys, by users 0 to 9."""
     await api.create_topic("t")
     for begin in (0, 50):
         records = [

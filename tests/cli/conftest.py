@@ -25,14 +25,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(autouse=True)
 def _no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles of whoever runs the tests do not count."""
+    """Hide the profiles of the person who runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("LOGSTORE_PROFILE", raising=False)
 
 
 @pytest.fixture
 def run(server: ServerProcess) -> Run:
-    """``run("topic", "list")``: the command in this process, for the store; it must exit with ``code`` (None: any)."""
+    """Return ``run("topic", "list")``, which runs a command in this process and expects ``code`` (None: any)."""
 
     def run(*arguments: object, input: str | bytes | None = None, code: int | None = 0) -> Result:
         runner = CliRunner(env={"LOGSTORE_URL": server.url})
@@ -46,7 +46,7 @@ def run(server: ServerProcess) -> Run:
 
 @pytest.fixture
 def run_json(run: Run) -> Callable[..., Any]:
-    """``run`` with --json: the output, decoded."""
+    """Return ``run`` with --json, which decodes the output."""
 
     def run_json(*arguments: object, **options: Any) -> Any:
         return json.loads(run(*arguments, "--json", **options).stdout)
@@ -56,7 +56,7 @@ def run_json(run: Run) -> Callable[..., Any]:
 
 @pytest.fixture
 def topic(run: Run) -> str:
-    """A new topic with two partitions."""
+    """Create a topic with two partitions, and return its name."""
     name = f"t-{uuid4().hex[:12]}"
     run("topic", "create", name, "--partitions", 2)
     return name
@@ -64,7 +64,7 @@ def topic(run: Run) -> str:
 
 @pytest.fixture
 def start(server: ServerProcess) -> Callable[..., subprocess.Popen[bytes]]:
-    """The command as a process of its own."""
+    """Return a function that starts the command in its own process."""
 
     def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "logstore.cli", "--url", server.url, *map(str, arguments)]

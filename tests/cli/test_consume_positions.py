@@ -14,7 +14,7 @@ NOON = 20_000 * DAY + DAY // 2
 
 @pytest.fixture
 def filled(server, topic) -> str:
-    """Values are the hour of their time; partition 0 has hours 0 to 4, partition 1 hours 2 and 6."""
+    """Append values that name the hour of their time: hours 0 to 4 to partition 0, hours 2 and 6 to partition 1."""
     for partition, hours in ((0, range(5)), (1, (2, 6))):
         values = [f"{partition}:{hour}".encode() for hour in hours]
         post(server.url, topic, partition, values, timestamps_ms=[NOON + hour * HOUR for hour in hours])
@@ -55,7 +55,7 @@ def test_the_first_and_the_last_position(run, filled, arguments, expected):
 def test_the_last_records_follow_offsets_where_times_do_not(run, server, topic):
     post(server.url, topic, 0, [b"late", b"early"], timestamps_ms=[9, 1])
     post(server.url, topic, 1, [b"middle", b"newest"], timestamps_ms=[5, 6])
-    # "late" is among the last ones only with "early", which is older than both of the other partition.
+    # "late" comes before "early" in its partition, so the last records have it only with "early", the oldest of all.
     assert run("consume", topic, "--tail", 1).stdout == "newest\n"
     assert run("consume", topic, "--tail", 2).stdout == "middle\nnewest\n"
     assert sorted(run("consume", topic, "--tail", 3).stdout.split()) == ["early", "middle", "newest"]

@@ -1,4 +1,4 @@
-"""Which distribution runs: ours is ``delta-logstore``, and PyPI's ``logstore`` is another project's."""
+"""The distribution that runs: ours is ``delta-logstore``, and PyPI's ``logstore`` belongs to another project."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ from logstore.cli.distributions import installation
 from logstore.cli.doctor import check_distribution
 from tests.support.server_process import ROOT
 
-#: `pip install` of the bare name, and a requirement with extras.
+#: These match `pip install` of the bare name, and a requirement with extras.
 WRONG = re.compile(
     r"pip3? install(?: -[\w-]+)* +['\"]?logstore(?![\w/-])"
     r"|(?<![\w./-])logstore\[(?:\{|all|server|delta|cluster|spark|demo|dev)"
@@ -32,7 +32,7 @@ _TEXTS = (".md", ".py", ".toml", ".ipynb", ".sh", ".yaml", ".service", "")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of packages that is looked at alone."""
+    """Yield the only directory in which packages are searched."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     distributions._installed.cache_clear()
     yield tmp_path
@@ -84,7 +84,7 @@ def test_any_distribution_with_our_import_name_is_found(site: Path):
 
 @pytest.mark.system
 def test_its_init_over_ours_is_an_error_of_one_line(tmp_path: Path):
-    """As pip leaves PyPI's ``logstore`` 1.0.0 in our directory: no module that asks for the version would load."""
+    """Put a file there as pip does for PyPI's ``logstore`` 1.0.0: no module that asks for the version could load."""
     (tmp_path / "logstore").mkdir()
     (tmp_path / "logstore/__init__.py").write_text(f"__path__.append({str(ROOT / 'logstore')!r})\nclass Logger: pass\n")
     install(tmp_path, "logstore", "1.0.0", files=("logstore/__init__.py",))
@@ -105,8 +105,9 @@ def test_its_init_over_ours_is_an_error_of_one_line(tmp_path: Path):
 
 
 def test_no_message_and_no_page_names_the_other_distribution():
-    """A command that installs names ours, a wheel or a checkout; ``pip uninstall`` may name the other one. A decision
-    tells of what was wrong.
+    """Check that commands that install name our distribution, a wheel or a checkout.
+
+    ``pip uninstall`` may name the other one, and decisions may say what was wrong.
     """
     files = [file for pattern in PAGES_AND_CODE for file in sorted(ROOT.glob(pattern)) if file.suffix in _TEXTS]
     wrong = [

@@ -32,7 +32,7 @@ def test_a_store_that_runs_is_no_failure(server):
     port = server.url.rpartition(":")[2]
     found = checks("--data", server.data, "--port", port)
     assert found[f"port {port}"]["found"] == f"in use by this store, at {server.url}"
-    count = found["topics"]["found"].partition(",")[0]  # without the store's own, in both
+    count = found["topics"]["found"].partition(",")[0]  # without the store's internal topics, in both
     assert f": {count}, a store runs on it at {server.url}" in found["data directory"]["found"]
     assert found["store"]["found"].startswith(f"{server.url} is ready, version ")
 
@@ -52,7 +52,7 @@ def test_the_store_that_is_named_is_asked(server, run_json, topic, monkeypatch):
     assert url in unreachable["found"]
 
 
-def test_problems_of_a_store_are_told():
+def test_problems_of_a_store_are_reported():
     problem = TopicProblem("orders", 1, "quarantined", "two files overlap", "logstore topic delete orders")
     store = StoreStatus(
         "0.0",

@@ -28,7 +28,7 @@ for arguments, given in json.load(sys.stdin):
 
 
 def run_without_extras(url: str, commands: list[tuple[list[str], str]], directory: Path) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of each command with its input, in one process that has only the dependencies."""
+    """Return exit code, stdout and stderr of each command with its input, in a process with only the dependencies."""
     ran = subprocess.run(
         [sys.executable, "-c", COMMANDS],
         input=json.dumps(commands),
@@ -122,7 +122,7 @@ def test_the_locked_packages_of_the_server_are_those_of_the_lock(lock_files: tup
 
 @pytest.fixture
 def lock_files() -> tuple[set[str], set[str]]:
-    """``name==version`` of each package, without what comes behind."""
+    """Return ``name==version`` of each package, without the rest of the line."""
 
     def pins(name: str) -> set[str]:
         return {line.split()[0] for line in (ROOT / name).read_text().splitlines() if "==" in line[:80]}

@@ -16,7 +16,7 @@ def group(run) -> Iterator[str]:
 
 @pytest.fixture
 def filled(run, topic) -> str:
-    """Partition 0 holds offsets 0 to 3, partition 1 offsets 0 to 1."""
+    """Append offsets 0 to 3 to partition 0, and offsets 0 to 1 to partition 1."""
     run("produce", topic, "--partition", 0, input="a\nb\nc\nd\n")
     run("produce", topic, "--partition", 1, input="e\nf\n")
     return topic
@@ -120,7 +120,7 @@ def test_tables_for_people(run, run_json, filled, group):
     assert lines[0].rpartition(", ")[0] == f"Group {group}: Empty, 0 members, 2 partitions, 3 records behind"
     assert lines[0].endswith(" s")
     assert lines[-2].split()[:7] == [filled, "0", "3", "0", "4", "1", "1"]
-    # Nothing is committed there: all of it is left to read.
+    # No offset is committed there, so all records are left to read.
     *counts, _, seconds, committed_at, member = lines[-1].split()
     assert (counts, seconds, committed_at, member) == ([filled, "1", "-", "0", "2", "2", "2"], "s", "-", "-")
     last = run_json("group", "describe", group)["partitions"][-1]

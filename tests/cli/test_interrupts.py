@@ -1,4 +1,4 @@
-"""Ctrl-C while a consumer reads: it ends the consumer between two polls, not in the middle of one."""
+"""Ctrl-C while a consumer reads ends it between two polls, not in the middle of one."""
 
 import signal
 from collections.abc import Callable

@@ -20,7 +20,9 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Topics ``web-a`` and ``web-b`` with two segments each, of which retention keeps one; ``users`` is compacted."""
+    """Create topics ``web-a`` and ``web-b`` with two segments each, of which retention keeps one, and compacted
+    ``users``.
+    """
     for name in ("web-a", "web-b"):
         topic = KeyedTopic.create(tmp_path / "data", name, retention_bytes=1)
         topic.roll({0: [Record(b"k", bytes(50), 0)] * 5})
@@ -144,7 +146,7 @@ def test_a_store_that_does_not_answer_is_only_mentioned(job):
 
 @pytest.mark.system
 def test_the_store_on_the_directory_shows_what_was_done_at_once(job, data):
-    """The job finds the store without --url. Without the job the store would look seconds later."""
+    """Run the job without --url: it finds the store, which without the job would look seconds later."""
     with ServerProcess(data) as store, Admin(store.url) as admin, httpx.Client(base_url=store.url) as http:
 
         def status_of_first_record() -> int:

@@ -33,7 +33,7 @@ def journal_of(server: ServerProcess) -> Path:
 
 @pytest.fixture
 def own_server(tmp_path, run):
-    """A store of the test's own, with one topic, to be stopped hard and damaged."""
+    """Yield a store with one topic, for one test that stops it hard and damages it."""
     with ServerProcess(tmp_path / "data") as server:
         run("topic", "create", "t", "--url", server.url)
         yield server
@@ -54,7 +54,7 @@ def test_dump_shows_the_frames_of_a_running_store(run, server, topic):
 
 
 def test_without_a_directory_it_is_that_of_the_settings(run, run_json, server, monkeypatch):
-    """As for serve and doctor."""
+    """Check that the setting counts, as for serve and doctor."""
     monkeypatch.setenv("LOGSTORE_DATA", str(server.data))
     assert run_json("journal", "verify")[0]["directory"] == str(journal_of(server))
     assert run("journal", "dump").stdout.startswith("      position")
@@ -155,7 +155,7 @@ def test_dumps_give_records_by_topic_partition_and_offset(run, server, topic):
         (["segment", "dump", "x.parquet", "--partition", 0], "go with --topic"),
     ],
 )
-def test_bad_arguments_are_told(run, server, monkeypatch, arguments, reason):
+def test_bad_arguments_are_reported(run, server, monkeypatch, arguments, reason):
     monkeypatch.setenv("LOGSTORE_DATA", str(server.data))
     assert reason in " ".join(run(*arguments, code=2).stderr.replace("│", "").split())
 

@@ -1,4 +1,4 @@
-"""``journal repair`` on the journals of small data directories: what it says is lost is what a start then lacks."""
+"""``journal repair`` on the journals of small data directories: a later start lacks exactly what it reports as lost."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.support.small_store import TOPIC, Records, small_store, stored
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Records]:
-    """Three rolls of 10 records in each of two partitions, then 10 that the journal alone has."""
+    """Create three rolls of 10 records in each of two partitions, and then 10 that only the journal has."""
     data = tmp_path_factory.mktemp("whole") / "data"
     return data, small_store(data)
 
@@ -69,7 +69,7 @@ def test_what_is_lost_is_said_by_topic_before_the_question_and_is_what_a_start_l
 
 
 def test_records_that_are_rolled_are_no_loss(tmp_path):
-    """Their frames are still in the file."""
+    """Damage frames of rolled records, which are still in the file."""
     records = small_store(data := tmp_path / "data", tail=False)
     damage(data, 0, 12)
     told = repair(data, "--yes").stdout
@@ -120,7 +120,7 @@ def test_a_journal_whose_only_header_is_damaged_is_not_called_another_one(data):
 
 @pytest.mark.parametrize("in_cluster", [True, False])
 def test_the_log_directory_is_only_to_be_removed_in_a_cluster(data, in_cluster):
-    """A migration that was cut short leaves ``meta.json`` in a store of one node."""
+    """Leave ``meta.json`` in a store of one node, as an unfinished migration does."""
     damage(data, 0, 32)
     home = data / "brokers" / "0"
     known = OneNodeDirectory.open(home, FileSystem())

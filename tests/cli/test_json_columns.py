@@ -1,4 +1,4 @@
-"""The JSON forms of columns, as docs/cli.md promises them."""
+"""Columns have the JSON forms that docs/cli.md promises."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""Every command that takes a path refuses a scheme that is not served, and makes nothing of it."""
+"""Every command that takes a path refuses a scheme that is not served, and creates nothing."""
 
 import typing
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from logstore.cli.options import existing_path, given_path
 
 
 def paths(commands: typer.Typer, *words: str) -> Iterator[tuple[list[str], str, ParameterInfo]]:
-    """The words of a command, and the name and the definition of each of its parameters that is a path."""
+    """Yield the words of each command, with the name and the definition of each parameter that is a path."""
     for group in commands.registered_groups:
         assert group.typer_instance is not None
         yield from paths(group.typer_instance, *words, group.name or group.typer_instance.info.name or "")
@@ -30,7 +30,7 @@ PATHS = list(paths(app))
 
 
 def test_every_path_goes_through_the_one_place():
-    """``parser=given_path``: typer's own type of a path would take ``s3://bucket`` for a directory."""
+    """Require ``parser=given_path``: typer's type of a path would take ``s3://bucket`` for a directory."""
     assert [(words, name) for words, name, info in PATHS if info.parser not in (given_path, existing_path)] == []
     assert {words[0] for words, *_ in PATHS} == {
         *("serve", "job", "journal", "segment", "cluster", "topic", "doctor", "produce", "consume")

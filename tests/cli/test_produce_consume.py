@@ -31,7 +31,7 @@ def place(row: dict) -> tuple[int, int]:
 
 
 def objects(result) -> list[dict]:
-    """The objects that --json printed; keys and values that are JSON are the stored texts."""
+    """Return the objects that --json printed; keys and values that are JSON equal the stored texts."""
     found = [json.loads(line) for line in result.stdout.splitlines()]
     for row, line in zip(found, result.stdout.splitlines(), strict=True):
         texts = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
@@ -223,7 +223,7 @@ def test_a_long_topic_becomes_several_row_groups(run, server, topic, tmp_path):
     run("consume", topic, "-o", tmp_path / "t.parquet")
     metadata = parquet.read_metadata(tmp_path / "t.parquet")
     assert metadata.num_rows == 400
-    # Of 16 MiB, and one fetched batch more.
+    # A row group has 16 MiB, and up to one fetched batch more.
     assert metadata.num_row_groups >= 2
 
 
@@ -241,7 +241,9 @@ def test_a_group_goes_on_after_what_was_written(run, run_json, topic, tmp_path):
 
 @pytest.mark.parametrize("first", [[], ["--follow"]], ids=["plain", "follow"])
 def test_a_group_has_an_offset_also_where_there_was_no_record(run, run_json, start, topic, first):
-    """Otherwise a later run with --follow would begin at the end there, and pass over records in between."""
+    """Commit an offset for each partition: without it, a later run with --follow would begin there at the end and skip
+    records.
+    """
     group = f"group-of-{topic}"
 
     def follow_until(signal_number: int, *, printed: bytes) -> None:
@@ -270,7 +272,7 @@ def test_offsets_of_records_that_could_not_be_written_are_not_committed(run, sta
     post(server.url, topic, 0, values)
     failed = run("consume", topic, "-g", group, "-o", "/dev/full", code=1)
     assert "No space left on device" in failed.stderr
-    # Only closing the file writes its rows.
+    # The rows are written only when the file is closed.
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (10_000, 10_000))
     failing = start("consume", topic, "-g", group, "-o", tmp_path / "t.parquet", preexec_fn=limit)
     assert b"File too large" in failing.communicate()[1]
@@ -296,7 +298,7 @@ def test_sigterm_ends_it_also_while_nobody_reads_its_output(run_json, start, ser
     post(server.url, topic, 0, [b"x" * 1_000] * 500)
     blocked = start("consume", topic, "--follow", "--from-beginning", "-g", group)
     blocked.stdout.read(1)
-    # A pipe takes less than that.
+    # A pipe takes less than this output.
     blocked.send_signal(signal.SIGTERM)
     assert blocked.wait(120) == 130
     blocked.communicate()
@@ -313,7 +315,7 @@ def test_follow_prints_what_comes_from_now_on_until_ctrl_c(run, start, topic):
     following = start("consume", topic, "--follow")
     printed = b""
     deadline = time.monotonic() + 120
-    # It starts at the end at a moment that is its own: send until the first one is seen.
+    # The moment at which it starts is unknown, so records are sent until one arrives.
     while not printed and time.monotonic() < deadline:
         run("produce", topic, "-q", input="after\n")
         if following.poll() is None and _readable(following.stdout, 0.3):
@@ -342,7 +344,7 @@ def test_produce_follows_a_pipe_and_ctrl_c_tells_what_is_stored(run, start, topi
     producing.stdin.flush()
     eventually(lambda: run("consume", topic).stdout)
     producing.send_signal(signal.SIGINT)
-    assert producing.wait(60) == 130  # before communicate() ends the input: that may come first
+    assert producing.wait(60) == 130  # wait before communicate() ends the input, which could end it first
     output, errors = producing.communicate()
     assert b"Produced 1 record " in output
     assert errors == b""
@@ -351,7 +353,7 @@ def test_produce_follows_a_pipe_and_ctrl_c_tells_what_is_stored(run, start, topi
 
 @pytest.mark.long
 def test_a_large_input_streams_in_bounded_memory(run_json, start, topic, tmp_path):
-    """100 MB, of which no more than some batches may be in memory at once."""
+    """Produce 100 MB, of which only a few batches may be in memory at once."""
     line = json.dumps({"text": "x" * 980}).encode() + b"\n"
     compressed = tmp_path / "large.gz"
     with gzip.open(compressed, "wb", compresslevel=1) as file:
@@ -455,7 +457,7 @@ def test_a_file_that_is_no_parquet_is_named(run, topic, tmp_path):
 def test_a_rate_is_kept_and_progress_shown_when_asked_for(run, run_json, topic):
     summary = run_json("produce", topic, "--rate", 100, input="x\n" * 60)
     assert summary["records"] == 60
-    # The last five are due after 0.55 s.
+    # The last five records are due after 0.55 s.
     assert summary["seconds"] >= 0.5
     assert "60 records" in run("produce", topic, "--progress", "-q", input="x\n" * 60).stderr
 

@@ -1,4 +1,4 @@
-"""The records that each input becomes, seen with --dry-run, which needs no store."""
+"""The records that each input becomes, shown by --dry-run, which needs no store."""
 
 import io
 import json
@@ -19,11 +19,11 @@ from logstore.errors import InvalidRecordError
 
 @pytest.fixture
 def dry():
-    """``dry(..., input=...)``: the first records as JSON; with ``code`` the error message."""
+    """Return ``dry(..., input=...)``, which returns the first records as JSON, or with ``code`` the error message."""
 
     def dry(*arguments: object, input: str | bytes = "", code: int = 0) -> list[dict] | str:
         given = ["produce", "t", *map(str, arguments), "--dry-run", "--json"]
-        # Nobody is there: nothing may be asked of a store.
+        # Nothing listens at this address, so a request to a store would fail.
         result = CliRunner(env={"LOGSTORE_URL": "127.0.0.1:1", "COLUMNS": "200"}).invoke(app, given, input=input)
         assert result.exit_code == code, result.output
         assert "Traceback" not in result.output
@@ -250,7 +250,7 @@ def test_a_mistake_in_csv_is_named(dry, text, arguments, says):
 
 @pytest.mark.parametrize("format", [CsvFormat(types={"zip": pa.int64()}), CsvFormat(infer=True)])
 def test_a_row_of_csv_is_named_by_its_number_in_the_file(format):
-    """The number is right far behind the first block too, from which types are inferred."""
+    """Put the row far behind the first block, from which types are inferred."""
     text = io.BytesIO(b"zip,x\n" + b"1,\n" * 3_000 + b"12x,\n")
     with pytest.raises(InvalidRecordError, match=r"^row 3001, column 'zip': '12x' is not int64$"):
         list(read_csv(text, 1_000, format, Fields()))

@@ -68,7 +68,7 @@ def test_a_profile_has_the_defaults_of_options(server, topic, tmp_path):
     run(*here, "produce", topic, str(tmp_path / "lines"))
     assert run(*here, "consume", topic) == "null\ta\n"
     assert run(*here, "consume", topic, "--format", "value") == "a\n"
-    # The ending of a file's name wins over the profile.
+    # The ending of a file's name takes precedence over the profile.
     run(*here, "consume", topic, "-o", str(tmp_path / "out.csv"))
     assert (tmp_path / "out.csv").read_text().startswith('"partition"')
     assert 'client="ada",method="POST",route="/topics/{topic}' in _metrics(server.url)
@@ -112,7 +112,7 @@ def test_a_value_is_checked_when_it_is_set_and_blamed_on_its_profile():
     file().write_text('profile = "hand"\n[profiles.hand]\nurl = "nowhere"\nformat = "xx"\n')
     assert "Invalid value for format of profile hand: 'xx' is" in _words(run("consume", "t", code=2))
     assert "profile 'hand': " in run("topic", "list", code=1)
-    # It is of no account where something else is asked for.
+    # The profile's format does not matter where the command line has one.
     assert "profile 'hand': " in run("consume", "t", "--json", code=1)
     assert "'yy' is" in run("consume", "t", "-f", "yy", code=2)
 

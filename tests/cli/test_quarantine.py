@@ -1,4 +1,4 @@
-"""A topic and a partition that a store does not serve, as each command tells of them."""
+"""Each command's report of a topic and a partition that a store does not serve."""
 
 import json
 import urllib.request
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """``good``; ``part`` with a foreign file in partition 0; ``bad`` with a property that is no number."""
+    """Serve ``good``, ``part`` with a foreign file in partition 0, and ``bad`` with a property that is no number."""
     data = tmp_path_factory.mktemp("quarantine") / "data"
 
     async def fill() -> None:
@@ -87,7 +87,7 @@ def test_consume_reads_around_a_foreign_file_and_never_takes_a_refused_topic_for
 
 def test_a_topic_is_no_problem_any_more_once_the_foreign_files_are_out_of_its_table(url):
     def problems() -> list[str]:
-        with urllib.request.urlopen(f"{url}/health/ready") as answer:  # 200: others are served
+        with urllib.request.urlopen(f"{url}/health/ready") as answer:  # 200, as others are served
             return [problem["topic"] for problem in json.load(answer)["problems"]]
 
     assert "part" in problems()

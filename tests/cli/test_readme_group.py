@@ -34,7 +34,7 @@ def test_ctrl_c_commits_what_was_printed(run, run_json, server, topic):
     ends = {partition: max(int(line[1]) for line in printed if line[0] == partition) + 1 for partition in "01"}
     described = run_json("group", "describe", group)["partitions"]
     committed = {str(one["partition"]): one["committed_offset"] for one in described}
-    # The signal may come before the program asks for the next record: then the last one printed is not done.
+    # The signal may come before the program asks for the next record: the last printed one is then not done.
     last = printed[-1][0]
     assert committed in (ends, {**ends, last: ends[last] - 1})
     assert sum(ends.values()) == 300

@@ -1,4 +1,4 @@
-"""``consume --format record`` and ``produce --format record``: what was stored is stored again, byte for byte."""
+"""``consume --format record`` and ``produce --format record`` store the same records again, byte for byte."""
 
 from uuid import uuid4
 

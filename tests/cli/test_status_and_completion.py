@@ -30,7 +30,7 @@ def test_the_status_of_a_running_store(run, run_json, server, topic):
 
 @pytest.fixture
 def complete(server):
-    """The completions that a shell is offered for the last of ``words``."""
+    """Return the completions that a shell offers for the last of ``words``."""
 
     def complete(*words: str, **environment: str) -> list[str]:
         variables = {
@@ -46,7 +46,7 @@ def complete(server):
 
 
 def test_names_come_from_the_running_store(complete, run, topic, monkeypatch):
-    # A shell is not kept waiting by a store that is slow; this test waits.
+    # A shell does not wait for a slow store; this test does.
     monkeypatch.setattr("logstore.cli.options._COMPLETION_MS", 30_000)
     run("group", "reset", f"g-{topic}", "--topic", topic, "--to-latest")
     for command in (["topic", "describe"], ["consume"], ["produce"], ["group", "reset", "g", "--topic"]):
@@ -66,7 +66,7 @@ def test_profiles_are_completed(complete, run):
 
 def test_without_a_store_nothing_is_offered_and_nothing_is_said(complete):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        # It takes the connection and never answers.
+        # This server takes the connection and never answers.
         assert complete("consume", "t", LOGSTORE_URL=f"127.0.0.1:{silent.getsockname()[1]}") == []
     assert complete("consume", "t", LOGSTORE_URL="127.0.0.1:1") == []
     assert complete("consume", "t", LOGSTORE_PROFILE="absent", LOGSTORE_URL="") == []

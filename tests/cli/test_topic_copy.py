@@ -13,7 +13,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def filled(run, server, topic) -> str:
-    """Ten records in each of two partitions; every third has no key, every fifth is a tombstone."""
+    """Append ten records to each of two partitions; every third has no key, every fifth is a tombstone."""
     for partition in (0, 1):
         post(
             server.url,

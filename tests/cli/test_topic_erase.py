@@ -12,7 +12,7 @@ def files_with(data, text):
 
 
 def test_records_of_a_key_leave_every_file_of_a_running_store(run, run_json, topic, server, tmp_path):
-    """Records that were sent by the command line and as JSON, rolled and not."""
+    """Erase records that the command line sent, as text and as JSON, some of them rolled."""
     run("produce", topic, "--key", f"ada-{topic}", input="spoken by ada\n")
     run("produce", topic, "--key", "bob", input="spoken by bob\n")
     run("topic", "roll", topic)
@@ -41,7 +41,7 @@ def test_records_of_a_key_leave_every_file_of_a_running_store(run, run_json, top
 
 
 def test_a_file_of_keys_has_one_on_each_line(run, run_json, topic, tmp_path):
-    """A key may have other characters that end lines for Python."""
+    """Use keys with characters that Python also takes for the end of a line."""
     keys = ["a\u2028b", "a\x1cb", "a\x85b", "a\rb"]
     for key in (*keys, "a", "b"):
         run("produce", topic, "--key", key, input="spoken\n")

@@ -1,4 +1,4 @@
-"""``topic rebuild`` on data directories whose Delta log is damaged or lost; a store then serves what it served."""
+"""``topic rebuild`` repairs data directories whose Delta log is damaged or lost, so that a store serves them again."""
 
 import json
 import shlex
@@ -64,7 +64,7 @@ def test_a_damaged_log(data, whole):
 
 
 def test_a_lost_log(data, whole):
-    """Of which the journal has records, and of no other topic without a table: they tell its id."""
+    """Take the id from the journal, which has records of one topic without a table."""
     topic_id = topic_id_of(data)
     shutil.rmtree(log_directory(data))
     planned = rebuild(data, "--dry-run").stdout
@@ -78,7 +78,7 @@ def test_a_lost_log(data, whole):
 
 
 def test_the_id_is_asked_for_where_it_may_be_another_topics(data, whole):
-    """The refusal has the whole command to give instead."""
+    """Copy the table, so that the id is ambiguous: the refusal has the whole command to use."""
     topic_id = topic_id_of(data)
     shutil.copytree(data / "topics" / TOPIC, data / "topics" / "other")
     shutil.rmtree(data / "topics" / "other" / "_delta_log")
@@ -94,7 +94,7 @@ def test_the_id_is_asked_for_where_it_may_be_another_topics(data, whole):
 
 
 def test_a_topic_whose_offsets_do_not_agree_is_not_taken_for_it(data, tmp_path):
-    """The journal's topic ends before the files do."""
+    """Use a journal whose topic ends before the files do."""
     shutil.rmtree(log_directory(data))
     small_store(other := tmp_path / "other", rolls=1)
     shutil.rmtree(data / "brokers")
@@ -178,7 +178,7 @@ def test_the_journal_must_be_whole(data):
         (["--partitions", 0], "--partitions"),
     ],
 )
-def test_bad_arguments_are_told(data, arguments, reason):
+def test_bad_arguments_are_reported(data, arguments, reason):
     assert reason in rebuild(data, *arguments, code=2).stderr
 
 

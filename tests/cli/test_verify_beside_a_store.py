@@ -1,4 +1,4 @@
-"""The checks beside a store that appends, rolls and replaces its files as fast as it can: they find nothing."""
+"""The checks find nothing beside a store that appends, rolls and replaces its files as fast as it can."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,7 @@ async def roll(broker: Broker, topic: Topic) -> None:
 
 
 def empty_all_but_the_last(table: TopicTable) -> None:
-    """As a compaction of which no record is left, and a vacuum at once."""
+    """Replace all segments but the last by one with a single record, as a compaction does, and vacuum at once."""
     files = table.snapshot().segments(0)[:-1]
     if len(files) < 2:
         return

@@ -18,7 +18,7 @@ def test_only_the_records_that_are_meant(run, server, topic):
     assert run("consume", topic, "--key", "ada", "-f", "%s").stdout == '{"user":"ada","n":100}\n'
     assert run("consume", topic, "--key", "ada", "--where", "$.n == 1").stdout == ""
     assert len(run("consume", topic, "--where", "$.n == 3", "--max", 1).stdout.splitlines()) == 1
-    # Committed offsets pass over the records that were not meant.
+    # Committed offsets skip the records that were not selected.
     run("consume", topic, "--group", f"g-{topic}", "--where", '$.user == "bob"')
     assert run("consume", topic, "--group", f"g-{topic}").stdout == ""
 

@@ -1,4 +1,4 @@
-"""A ZooKeeper for all tests of a file, and brokers of a cluster of its own for each test."""
+"""A ZooKeeper for all tests of a file, and a fresh cluster of brokers for each test."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
-    """One server."""
+    """Run a ZooKeeper of one server."""
     alone = ZooKeeperEnsemble(tmp_path_factory.mktemp("zookeeper"), tick_ms=TICK_MS)
     alone.start()
     yield alone

@@ -1,4 +1,4 @@
-"""Any broker answers any request, with real brokers: three processes on a ZooKeeper and one data directory."""
+"""Any broker answers any request: three real processes share a ZooKeeper and one data directory."""
 
 import asyncio
 import itertools
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 
 async def until_ok(http: httpx.AsyncClient, method: str, path: str, **options) -> httpx.Response:
-    """Repeat a request while leaders are elected and groups are loaded. An outcome that is open (504, a leader changed
-    meanwhile) is repeated, too; then what was to be made may be there (409), and what was to be removed be gone (404).
+    """Repeat a request while leaders are elected and groups are loaded, also if its outcome is unknown (504, a leader
+    changed meanwhile). After that 409 on a create and 404 on a delete count as success.
     """
     done: set[int] = set()
     deadline = time.monotonic() + 60
@@ -37,7 +37,7 @@ async def until_ok(http: httpx.AsyncClient, method: str, path: str, **options) -
 
 
 async def instance_reads_all(clients: list[httpx.AsyncClient], group: str, poller: httpx.AsyncClient) -> None:
-    """An instance polled at one broker, with the coordinator and the leaders of its partitions at any."""
+    """Poll an instance at one broker, while its coordinator and the leaders of its partitions are any brokers."""
     instance = f"/consumers/{group}/instances/one"
     await until_ok(clients[0], "POST", f"/consumers/{group}", json={"name": "one", "auto.offset.reset": "earliest"})
     partitions = [{"topic": "produced-0", "partition": number} for number in range(3)]
@@ -55,7 +55,7 @@ async def instance_reads_all(clients: list[httpx.AsyncClient], group: str, polle
 
 
 async def subscriptions_make_topics(clients: list[httpx.AsyncClient]) -> None:
-    """At any broker, for groups with any coordinator, which has the controller make the topic."""
+    """Subscribe at any broker, for groups with any coordinator; the controller creates the topic."""
     for number, http in itertools.product(range(4), clients):
         name = f"subscribed-{clients.index(http)}-{number}"
         await until_ok(http, "POST", f"/consumers/{name}", json={"name": "one"})
@@ -65,7 +65,7 @@ async def subscriptions_make_topics(clients: list[httpx.AsyncClient]) -> None:
 
 
 async def fetched_where(http: httpx.AsyncClient, where: str) -> set[bytes]:
-    """The values of all partitions of ``produced-0`` that the expression selects, whoever leads them."""
+    """Fetch the values that the expression selects from all partitions of ``produced-0``, on any leader."""
     partitions = [{"topic": "produced-0", "partition": number, "offset": 0} for number in range(3)]
     body = {"partitions": partitions, "where": where, "max_wait_ms": 0}
     answer = await http.post("/fetch", json=body)
@@ -84,6 +84,7 @@ async def lag_is_in_records_and_time(http: httpx.AsyncClient) -> None:
     assert all(each["lag_ms"] is not None for each in lag["partitions"])
 
 
+@pytest.mark.long
 async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
     settings = {"offsets.topic.num.partitions": "3", "num.partitions": "3", "auto.create.topics.enable": "true"}
     servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]
@@ -98,7 +99,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
             body = {"records": [{"key": f"k{n}", "value": n} for n in range(30)]}
             answer = await until_ok(http, "POST", f"/topics/{topic}", json=body)
             codes = {one["error_code"] for one in answer.json()["offsets"]}
-            while codes != {None}:  # some partitions were without a leader
+            while codes != {None}:  # some partitions had no leader
                 assert codes <= {None, 50309, 50304}, answer.text
                 await asyncio.sleep(0.1)
                 answer = await until_ok(http, "POST", f"/topics/{topic}", json=body)
@@ -124,7 +125,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
             assert (await until_ok(http, "GET", "/groups")).json() == ["a", "b", "c", "d"]
             await lag_is_in_records_and_time(http)
         await subscriptions_make_topics(clients)
-        # A broker dies: the others go on as soon as somebody leads.
+        # A broker dies, and the others continue as soon as there are new leaders.
         servers[2].kill()
         survivors = clients[:2]
         body = {"records": [{"value": json.dumps("x"), "partition": p} for p in range(3)]}
@@ -140,7 +141,9 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
 
 @pytest.mark.long
 async def test_what_was_made_a_moment_ago_is_known_to_every_broker(brokers: Brokers, tmp_path: Path):
-    """Without a retry: a topic, more partitions of it, and the topic of groups, which the first of them makes."""
+    """Find a new topic, new partitions, and the offsets topic (created by the first group) at each broker without a
+    retry.
+    """
     settings = {"offsets.topic.num.partitions": "3", "offsets.topic.replication.factor": "5"}
     servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]
     clients = [httpx.AsyncClient(base_url=server.url, timeout=60) for server in servers]

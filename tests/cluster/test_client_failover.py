@@ -1,5 +1,5 @@
-"""The Python client on real brokers: a producer and a member of a group go on while brokers are killed, and each record
-is stored and read once, in order.
+"""The Python client against real brokers: while brokers are killed, a producer and a group member continue, and each
+record is stored and read once, in order.
 """
 
 import json

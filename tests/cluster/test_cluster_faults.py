@@ -23,7 +23,7 @@ SHORT_MS = 2_000
 
 
 async def gone(brokers: Brokers, broker_id: int, seconds: float = 60) -> None:
-    """Returns when ZooKeeper has removed the broker's node."""
+    """Wait until ZooKeeper has removed the broker's node."""
     deadline = time.monotonic() + seconds
     while await brokers.zookeeper.exists(brokers.path(broker_path(broker_id))) is not None:
         assert time.monotonic() < deadline, "the broker's node stays"
@@ -39,7 +39,7 @@ async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_goes_on(broke
         process.signal(signal.SIGSTOP)
         await gone(brokers, 1)
         process.signal(signal.SIGCONT)
-        # A busy machine may have stopped it before.
+        # A busy machine may have stopped the process before.
         while (stopped := await asyncio.to_thread(process.line, "stopped"))["at"] < began:
             pass
         assert stopped["seconds"] > SHORT_MS / 2_000
@@ -68,7 +68,7 @@ async def test_the_registration_of_a_kill_is_waited_for_and_leadership_moves(bro
 async def test_c14_on_a_half_open_connection_the_lease_ends_before_the_session(brokers: Brokers):
     async with TcpRelay(brokers.servers) as relay:
         (one,) = await brokers.start(1, servers=relay.address, session_timeout_ms=SHORT_MS)
-        # From here on renewals alone hold the lease.
+        # From here on only renewals hold the lease.
         await asyncio.sleep(SHORT_MS / 1_000)
         await eventually_async(lambda: one.has_lease, "the lease is not renewed")
         former = one.registration.broker_epoch
@@ -90,7 +90,7 @@ async def test_zookeeper_killed_and_started_again_leaves_the_cluster_as_it_was(t
     await asyncio.to_thread(ensemble.start)
     try:
         async with brokers_on(ensemble.connect, tmp_path) as brokers:
-            # Long sessions: a busy machine is not to end them.
+            # Sessions are long, so that a busy machine does not end them.
             first, second = await brokers.start(1, 2, session_timeout_ms=20_000)
             topic_id = await brokers.create_topic("t", 1, 2)
             before = first.partition_state(topic_id, 0)
@@ -105,7 +105,7 @@ async def test_zookeeper_killed_and_started_again_leaves_the_cluster_as_it_was(t
             )
             assert [one.registration.broker_epoch for one in (first, second)] == epochs, "sessions are kept"
             assert first.partition_state(topic_id, 0) == before
-            # Watches, elections and writes go on.
+            # Watches, elections and writes continue.
             leader = brokers.running[before.leader]
             await leader.alter_partition(topic_id, 0, before, [before.leader], broker_epochs={})
             await brokers.seen_by(
@@ -176,7 +176,7 @@ async def test_z2_the_leader_of_an_ensemble_killed_leaves_sessions_and_writes(th
 
 @pytest.mark.long
 async def test_c14_a_server_that_has_lost_its_leader_renews_no_lease(three: ZooKeeperEnsemble, tmp_path: Path):
-    """Its reads are still answered, for as long as it does not know."""
+    """Read from the server, which answers as long as it does not know that its leader is lost."""
     leader = three.leader
     follower = next(server for server in three.servers if server is not leader)
     async with brokers_on(three.connect, tmp_path) as brokers:

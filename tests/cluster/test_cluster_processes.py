@@ -1,4 +1,4 @@
-"""A cluster on one machine: its processes are started together, one of them again, and stopped together."""
+"""A cluster on one machine: its processes start together, one is started again, and all stop together."""
 
 import contextlib
 import functools
@@ -52,13 +52,13 @@ def gone(pids: set[int]) -> bool:
 
 
 def takes_all_again(urls: Sequence[str], topic: str) -> None:
-    """Brokers have their sessions and leases back: they make a topic, lead its partitions, and take acks=1."""
+    """Wait until the brokers have sessions and leases again: they create a topic, lead partitions, and take acks=1."""
 
     def made() -> bool:
         with Admin(",".join(urls)) as admin:
             try:
                 admin.create_topic(topic, partitions=2, replication_factor=2)
-            except TopicExistsError:  # made by a try that was not answered
+            except TopicExistsError:  # an earlier try succeeded without a response
                 return True
             except LogStoreError:
                 return False
@@ -142,7 +142,7 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path, monkeypatch: pytest
     stopped = [(data / "cluster" / f"broker-{number}.log").read_text().rstrip().splitlines()[-1] for number in (1, 2)]
     assert all("broker.stopped" in line for line in stopped), stopped
 
-    # The ports are the same, and nobody outlives the process that is killed.
+    # The ports are the same, and no process outlives the killed one.
     with ClusterProcess(tmp_path, *start) as cluster:
         assert cluster.entry["zookeeper"] == zookeeper
         assert [broker["url"] for broker in cluster.entry["brokers"]] == [one["url"], two["url"]]
@@ -155,7 +155,7 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.long
 def test_a_store_of_one_node_becomes_a_cluster(tmp_path: Path):
-    """Its broker leads what there is, and the next broker joins; the next start has the same brokers."""
+    """Let its broker lead the existing partitions, and let another broker join; the next start has the same brokers."""
     data = tmp_path / "data"
     records = small_store(data)
     start = ("cluster", "start", "--brokers", 2, "--data", data, "--json")
@@ -175,7 +175,7 @@ def test_a_store_of_one_node_becomes_a_cluster(tmp_path: Path):
 
 @pytest.mark.long
 def test_a_cluster_that_is_ready_has_leaders_in_all_views(tmp_path: Path):
-    """Brokers give up what they led when they start; the controller takes its time here, when both are there."""
+    """Slow the controller down while both brokers start: starting brokers give up leadership."""
     data = tmp_path / "data"
     small_store(data)
     start = ("cluster", "start", "--brokers", 2, "--data", data, "--json")
@@ -212,7 +212,7 @@ def test_a_service_starts_its_zookeeper_again(tmp_path: Path, monkeypatch: pytes
 def test_a_service_ends_with_a_zookeeper_that_cannot_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """It needs no broker for that."""
+    """End the service without any broker."""
     monkeypatch.setattr(zookeeper_process, "_PAUSES_S", (0.0, 0.01))
 
     def end_zookeeper(*_: object) -> None:
@@ -256,7 +256,7 @@ def test_brokers_behind_one_port(tmp_path: Path):
             ]
         endpoint = json.loads((tmp_path / "data" / "brokers" / "1" / "endpoint.json").read_text())
         os.kill(endpoint["pid"], signal.SIGKILL)
-        # Few: it is started again soon.
+        # Only a few connections are tried, because the broker is started again soon.
         eventually(lambda: brokers(10) == {0}, "connections go to a broker that has ended")
         eventually(lambda: brokers() == {0, 1}, "it is not started again", seconds=180)
         pids = descendants(serving.process.pid)
@@ -304,7 +304,7 @@ def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_port_for_kafkas_clients_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """A fixed one ends the start; one that was chosen for port 0 is chosen again."""
+    """Refuse to start if a fixed port is taken; choose another port if port 0 was asked for."""
     monkeypatch.setattr(ports, "_WAIT_S", 0.1)
     directory = Directory(tmp_path / "data")
     directory.home.mkdir(parents=True)
@@ -314,7 +314,7 @@ def test_a_port_for_kafkas_clients_that_is_taken(
         assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be had" in message
         assert "--kafka-port; 0: free ones" in message
         Record(None, None, {}, {1: port, 2: port}).write(directory)
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the start ends behind the choice
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the start ends after the choice
         refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", 0), 2: KafkaAddress("127.0.0.1", 0)})
     record = Record.read(directory)
     assert record is not None
@@ -330,7 +330,7 @@ def test_a_port_for_kafkas_clients_that_is_taken(
 def test_a_broker_that_starts_again_gives_way_at_its_port_for_kafkas_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Another process has begun to listen there. The broker keeps the port that it takes then."""
+    """Listen on the port with another process: the broker takes another port and keeps it."""
     monkeypatch.setenv("LOGSTORE_KAFKA_LISTENERS", "127.0.0.1:0")
     data = tmp_path / "data"
     with ClusterProcess(tmp_path, "cluster", "start", "--brokers", 1, "--data", data, "--json") as cluster:
@@ -348,6 +348,7 @@ def test_a_broker_that_starts_again_gives_way_at_its_port_for_kafkas_clients(
     assert record.kafka_ports == {1: int(now.rpartition(":")[2])}
 
 
+@pytest.mark.long
 def test_zookeeper_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOGSTORE_ZOOKEEPER_SESSION_TIMEOUT_MS", "2000")
     message = refused(tmp_path, zookeeper="127.0.0.1:1")

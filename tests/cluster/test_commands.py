@@ -29,7 +29,7 @@ class Commands:
         self.zookeeper = zookeeper
 
     def logs(self) -> list[str]:
-        """What each broker has logged."""
+        """Return the log of each broker."""
         return [path.read_text() for path in sorted((self.data / "cluster").glob("broker-*.log"))]
 
     def __call__(self, *arguments: object, code: int | None = 0, input: str | None = None) -> Result:
@@ -44,7 +44,7 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """A cluster of three brokers."""
+    """Start a cluster of three brokers."""
     directory = tmp_path_factory.mktemp("commands")
     data = directory / "data"
     with ClusterProcess(directory, "cluster", "start", "--brokers", 3, "--data", data, "--json") as cluster:
@@ -172,7 +172,7 @@ def test_a_document_that_was_edited_by_hand_changes_nothing_but_its_topic(comman
     assert (problem["topic"], problem["state"]) == ("edited", "registration_damaged")
     assert f"{path} in ZooKeeper is not what" in commands("doctor", code=None).output.replace("\n", " ")
     with Producer(commands.url) as producer:
-        # Leaders and replicas are what they were.
+        # Leaders and replicas are unchanged.
         assert producer.send("edited", b"a").result(30).offset == 0
         assert producer.send("beside", b"a").result(30).offset == 0
         asyncio.run(with_zookeeper(commands, lambda zookeeper: edit(zookeeper, former)))

@@ -1,4 +1,4 @@
-"""An erasure is of all brokers: each renews its journal, and one that is down does it before it serves again."""
+"""An erasure covers all brokers: each rewrites its journal, and a stopped broker does so before it serves again."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.running_broker import CLIENT, read_all, records
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 BROKERS = (1, 2, 3)
-#: Nothing is rolled but by an erasure.
+#: Only an erasure rolls anything.
 CONFIGS = {"segment.ms": "100000000", "min.insync.replicas": "2"}
 SECRET = b"secret words of ada"
 
@@ -67,7 +67,7 @@ async def test_every_broker_erases_and_one_that_is_down_before_it_serves(stores:
     await eventually_async(replicated, "not replicated")
     assert len([f for f in files_with(data, SECRET) if "journal" in f]) == 3
 
-    # Not at the controller, which makes the topic of erasures.
+    # The erasure begins on a broker that is not the controller, although the controller creates the topic of erasures.
     broker = stores.leader("t", 0)
     erasure = await broker.erasing.begin(CLIENT, broker.topics.served.topic(INTERNAL, "t"), [b"ada"])
     await eventually_async(

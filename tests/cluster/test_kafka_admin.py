@@ -1,4 +1,4 @@
-"""Kafka's admin requests to brokers of a cluster: three processes on a ZooKeeper and one data directory."""
+"""Kafka's admin requests to the brokers of a cluster: three processes on a ZooKeeper and one data directory."""
 
 import asyncio
 from collections.abc import Callable
@@ -109,7 +109,7 @@ async def test_topics_change_at_the_controller_and_configurations_at_any_broker(
         controller = connections[found.controller_id - 1]
         others = [one for one in connections if one is not controller]
 
-        # Topics: at the controller alone, with the replicas that are asked for.
+        # Only the controller creates topics, with the requested replicas.
         wanted = [[3, 1], [2, 3]]
         assert [code(await one.ask(CREATE, 7, creation("t", wanted))) for one in others] == [NOT_CONTROLLER] * 2
         assert code(await controller.ask(CREATE, 7, creation("t", [[3, 1], [2]]))) == INVALID_ASSIGNMENT
@@ -122,7 +122,7 @@ async def test_topics_change_at_the_controller_and_configurations_at_any_broker(
         assert code(await controller.ask(GROW, 3, growth(3, [[1, 2]]))) == 0
         assert await replicas(controller, "t") == [*wanted, [1, 2]]
 
-        # Configurations: any broker has the controller do it.
+        # Any broker takes changes of configuration and forwards them to the controller.
         for number, connection in enumerate(connections):
             asked = change(("retention.ms", 0, str(number)), ("cleanup.policy", 2, "compact"))
             assert code(await connection.ask(INCREMENTAL, 1, asked)) == 0
@@ -141,7 +141,7 @@ async def test_topics_change_at_the_controller_and_configurations_at_any_broker(
         for connection in connections:
             await until(lambda connection=connection: retention(connection), "77".__eq__)
 
-        # Records: at the leader of their partition, which is the first of its replicas.
+        # Records are deleted at the leader of their partition, which is the first of its replicas.
         partitions = [DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=-1)]
         topic = DeleteRecordsRequest.DeleteRecordsTopic(name="t", partitions=partitions)
         codes = {}

@@ -1,4 +1,4 @@
-"""Groups of Kafka's clients in a cluster: any broker tells of the coordinator, and only that one answers."""
+"""Groups of Kafka's clients in a cluster: any broker names the coordinator, and only that one serves the group."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ from tests.support.kafka_handlers import Handlers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
-#: One in each partition of the topic of groups.
+#: One group for each partition of the offsets topic.
 GROUPS = {partition_for(name, 2): name for name in ("a b", "c/d", "e", "f")}
 NOT_COORDINATOR = NotCoordinatorError.kafka_code
 
@@ -50,7 +50,7 @@ def handlers_of(stores: ClusterStores, broker_id: int) -> Handlers:
 
 
 async def coordinator(handlers: Handlers, group: str) -> FindCoordinatorResponse.Coordinator:
-    """As a client looks for it: until there is one."""
+    """Look for the coordinator as a client does, until there is one."""
     for _ in range(600):
         (found,) = (await handlers.ask(10, 6, FindCoordinatorRequest(coordinator_keys=[group]))).coordinators
         if found.error_code == 0:
@@ -93,7 +93,7 @@ async def test_clients_are_sent_to_the_coordinator(stores: ClusterStores):
 
 
 async def _refused(elsewhere: Handlers, group: str) -> None:
-    """Each request of the group, at a broker that does not coordinate it."""
+    """Send each request of the group to a broker that does not coordinate it."""
     protocols = [JoinGroupRequest.JoinGroupRequestProtocol(name="range")]
     join = JoinGroupRequest(
         group_id=group, session_timeout_ms=10_000, rebalance_timeout_ms=1, protocol_type="consumer", protocols=protocols

@@ -1,4 +1,4 @@
-"""Kafka's clients and the brokers of a cluster: each names the others, and says who leads."""
+"""Kafka's clients at the brokers of a cluster: each broker names the others and the leaders."""
 
 import asyncio
 from pathlib import Path
@@ -51,7 +51,7 @@ async def test_a_leader_is_found_by_any_broker_and_named_by_a_wrong_one(brokers:
             assert (endpoint.node_id, endpoint.host, endpoint.port) == (told.leader_id, f"h{told.leader_id}", 9092)
             answer = await asked[told.leader_id].ask(PRODUCE, 12, request)
             assert answer.responses[0].partition_responses[0].error_code == 0
-            # Frames have the epoch that clients are told.
+            # Frames have the leader epoch that the metadata gave to clients.
             led = topics[told.leader_id - 1].partition(number)
             assert led.state.leader_epochs.last == told.leader_epoch
         await stores.stop(2)
@@ -61,7 +61,7 @@ async def test_a_leader_is_found_by_any_broker_and_named_by_a_wrong_one(brokers:
             found = await one.ask(METADATA, 12, wanted)
             return {(partition.error_code, partition.leader_id) for partition in found.topics[0].partitions}
 
-        # One replica each: a partition of the broker that is gone has no leader.
+        # Each partition has one replica, so those of the stopped broker have no leader.
         for _ in range(200):
             if (now := await leaders()) == {(0, 1), (5, -1)}:
                 break

@@ -1,4 +1,4 @@
-"""A journal alone is gone, older or repaired, and ``meta.json`` stays: its replicas lose no acknowledged record."""
+"""Only the journal is lost, older or repaired, and ``meta.json`` stays: no acknowledged record is lost."""
 
 import asyncio
 import itertools
@@ -65,7 +65,7 @@ def values_of(topic: str) -> list[bytes]:
 
 
 async def produce_half(stores: ClusterStores, topic: str, half: int) -> None:
-    """Thirty records that all replicas have; the position beside each journal says so."""
+    """Produce thirty records to all replicas, and wait until the position file beside each journal includes them."""
     leader = stores.leader(topic, 0)
     values = values_of(topic)[half * RECORDS // 2 : (half + 1) * RECORDS // 2]
     for begin in range(0, len(values), 10):
@@ -87,9 +87,7 @@ async def in_sync(stores: ClusterStores, topic: str) -> None:
 
 
 def stored_on(home: Path, topic_id: UUID) -> list[bytes]:
-    """The values of a partition that the journal of a stopped broker has, by offset; those that were truncated count
-    no more.
-    """
+    """Return the values of a partition, by offset, in the journal of a stopped broker, without truncated ones."""
     found: dict[int, bytes] = {}
     for frame in ObservedJournal(journal_of(home)).records(lambda header: header.topic_id == topic_id):
         for batch in frame_records([frame]):
@@ -142,7 +140,7 @@ async def test_all_replicas_have_all_records_whichever_broker_starts_first(
 
 
 async def test_frames_that_were_copied_forward_and_are_lost_come_from_the_leader(stores: ClusterStores) -> None:
-    """The journal has what was appended between the two, and lacks what is before: that was never sealed."""
+    """Lose the earlier frames of a journal, which were never sealed, and keep the later ones."""
     home = stores.settings(VICTIM).log_directory
     await stores.start(*BROKERS)
     made = await (await stores.making()).topics.changes.create(
@@ -170,7 +168,7 @@ async def test_frames_that_were_copied_forward_and_are_lost_come_from_the_leader
 
 
 def require_stored_everywhere(stores: ClusterStores, topics: Sequence[Topic]) -> None:
-    """The journals of all brokers, which do not run, have all records of the topics."""
+    """Check that the journals of the brokers, all stopped, have all records of the topics."""
     for broker_id, topic in itertools.product(BROKERS, topics):
         home = stores.settings(broker_id).log_directory
         assert stored_on(home, topic.topic_id) == values_of(topic.name), f"{topic.name} on broker {broker_id}"
@@ -180,7 +178,7 @@ def require_stored_everywhere(stores: ClusterStores, topics: Sequence[Topic]) ->
 async def test_the_only_replica_leads_again_when_somebody_asks_for_it(
     stores: ClusterStores, tmp_path: Path, comes_back: bool
 ) -> None:
-    """Until then nobody gets its offsets again. With the journal back everything is there."""
+    """Give its offsets to nobody until then. Once the journal is back, all records are served."""
     home = stores.settings(VICTIM).log_directory
     await stores.start(VICTIM, offsets_topic_replication_factor=1)
     one = await stores.making()

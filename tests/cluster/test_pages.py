@@ -1,4 +1,4 @@
-"""Code blocks of the pages about clusters, on a cluster that ``logstore cluster start`` has started."""
+"""Code blocks of the pages about clusters, run on a cluster started by ``logstore cluster start``."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 def test_the_cluster_of_the_readme(tmp_path: Path):
-    """The chapter's first line starts the cluster, and a broker is killed by its pid as the chapter does it."""
+    """Start the cluster with the chapter's first line, and kill a broker by its pid as the chapter does."""
     chapter = (ROOT / "README.md").read_text().partition("## A cluster")[2].partition("\n## ")[0]
     start, lines = re.findall(r"```sh\n(.*?)```", chapter, re.DOTALL)
     page = tmp_path / "chapter.md"

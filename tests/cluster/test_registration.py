@@ -1,4 +1,4 @@
-"""A broker's registration on a real ZooKeeper: C12, C19, two brokers with one id."""
+"""A broker's registration in a real ZooKeeper: C12, C19, two brokers with the same id."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ async def test_two_brokers_with_one_id_are_refused(brokers: Brokers, tmp_path):
 
 
 async def replicated(brokers: Brokers) -> None:
-    """Topic t, one partition on brokers 1 and 2, led by 1 in epoch 1."""
+    """Create topic t with one partition on brokers 1 and 2, led by 1 in epoch 1."""
     await brokers.start(1, 2)
     await brokers.create_topic("t", 1, 2)
     row = await brokers.row("t")
@@ -84,7 +84,7 @@ async def test_c12_a_journal_that_is_not_the_last_one_leaves_every_isr(brokers: 
     shutil.copytree(log_directory, brokers.directory / "image")
     await brokers.stop(2)
     await brokers.start(2)
-    # 1 takes it into the ISR again, as a leader does.
+    # Broker 1 adds it to the ISR again, as a leader does.
     leader, topic_id = brokers.running[1], brokers.tables[0].topic_id
     await eventually_async(lambda: leader.brokers == [1, 2])
     seen = leader.partition_state(topic_id, 0)
@@ -199,7 +199,7 @@ async def test_a_lost_session_is_followed_by_a_registration_with_a_new_epoch(bro
     assert node.session_id == leader.zookeeper.session_id
     assert ("expired", False) in ended, "the lease ends with the session"
     await eventually_async(lambda: leader.has_lease, "no lease")
-    # The watches are set again: what others change is seen.
+    # The watches are set again: changes by others are seen.
     await brokers.create_topic("u", 1, 2)
     await brokers.seen_by([leader, other], lambda it: it.brokers == [1, 2], "not both are there")
     state = leader.partition_state(topic_id, 0)
@@ -207,7 +207,7 @@ async def test_a_lost_session_is_followed_by_a_registration_with_a_new_epoch(bro
 
 
 async def test_a_broker_whose_id_is_another_process_by_now_leads_nothing(brokers: Brokers, tmp_path, monkeypatch):
-    """It was stopped for longer than its session, and a new broker has taken its place with an empty disk."""
+    """Stop a broker for longer than its session; a new broker with an empty disk takes its place."""
     (former,) = await brokers.start(1)
     told = []
     former.listen(lambda _, __, state: told.append(state))
@@ -270,7 +270,7 @@ async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers)
 
 
 async def answer_unexpectedly(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give kazoo an answer that it does not expect: its thread ends with it (python-zk/kazoo#641)."""
+    """Give kazoo an unexpected response, which ends its thread (python-zk/kazoo#641)."""
     connection = zookeeper._client._connection
     read_socket = connection._read_socket
 
@@ -299,7 +299,7 @@ async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_an_answer_to_another_request_costs_no_more_either(brokers: Brokers, monkeypatch: pytest.MonkeyPatch):
-    """kazoo fails the request that waits with a RuntimeError, in the midst of a renewal of the lease."""
+    """kazoo fails the waiting request with a RuntimeError, in the middle of a lease renewal."""
     (one,) = await brokers.start(1, session_timeout_ms=4_000)
     before = one.registration.broker_epoch
     connection = one.zookeeper._client._connection
@@ -343,7 +343,7 @@ async def test_a_client_that_cannot_be_started_is_started_again(brokers: Brokers
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_client_that_ends_behind_its_session_begins_another(brokers: Brokers, monkeypatch: pytest.MonkeyPatch):
-    """kazoo tells of no second loss."""
+    """kazoo does not report a second loss."""
     first, second = await brokers.start(1, 2)
     before = first.registration.broker_epoch
     connection = first.zookeeper._client._connection
@@ -369,7 +369,7 @@ async def test_a_client_that_ends_behind_its_session_begins_another(brokers: Bro
 
 
 async def test_h8_a_new_session_has_no_lease_before_the_view_was_read_in_it(brokers: Brokers):
-    """Another broker may lead since the session before: the view of then says otherwise."""
+    """Read the view again, because another broker may have become leader since the previous session."""
     former, _ = await brokers.start(1, 2, session_timeout_ms=4_000)
     may_read = asyncio.Event()
     refresh = former._watched.refresh
@@ -389,7 +389,7 @@ async def test_h8_a_new_session_has_no_lease_before_the_view_was_read_in_it(brok
 
 
 async def test_h8_a_broker_that_is_back_is_not_taken_for_dead_by_a_controller_with_an_older_view(brokers: Brokers):
-    """Its lease begins with a read of the documents: what the controller writes behind that read is refused."""
+    """Begin the lease with a read of the documents; the controller's later writes from an older view are refused."""
     other, former = await brokers.start(1, 2)
     topic_id = await brokers.create_topic("t", 2, 2)
     seen = next(state for state in (former.partition_state(topic_id, at) for at in (0, 1)) if state.leader == 2)
@@ -419,7 +419,7 @@ async def test_h8_a_broker_that_is_back_is_not_taken_for_dead_by_a_controller_wi
     row = next(row for row in (await brokers.document("t")).partitions if row.leader == 2)
     assert row.state == seen, "it leads on, in its epoch"
     assert isinstance(written[0], NotControllerError)
-    # What is decided over the new view is written.
+    # Decisions on the new view are written.
     await brokers.stop(2)
     await eventually_async(lambda: other.partition_state(topic_id, 1).leader == 1, "no other leader")
     await eventually_async(lambda: other.partition_state(topic_id, 0).leader == 1, "no other leader")

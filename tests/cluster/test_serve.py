@@ -34,7 +34,7 @@ async def started(data: Path, environment: dict[str, str]) -> ServerProcess:
     return await asyncio.to_thread(ServerProcess, data, environment=environment)
 
 
-#: What ``logstore serve`` calls, for one start after another.
+#: A program that calls what ``logstore serve`` calls, for one start after another.
 _STARTS = """
 import json, sys
 from logstore.node import serve
@@ -45,7 +45,7 @@ for given in json.loads(sys.argv[1]):
 
 
 async def refused(brokers: Brokers, *starts: dict[str, object]) -> list[str]:
-    """The last line of each start, which ends with exit code 1. Settings are those of broker 1 unless given."""
+    """Return the last line of each start; each must exit with code 1. Unless given, settings are those of broker 1."""
     mine = {
         "zookeeper_connect": brokers.servers + brokers.chroot,
         # A start waits for the end of the session that holds its id.
@@ -75,6 +75,7 @@ async def create_topic(server: ServerProcess, name: str, **options: object) -> N
     assert answer.is_success, answer.text
 
 
+@pytest.mark.long
 async def test_bad_starts_beside_a_broker_and_after_it(brokers: Brokers, tmp_path: Path):
     data = str(tmp_path / "data")
     one = await started(tmp_path / "data", environment(brokers, 1))
@@ -148,7 +149,7 @@ async def test_directories_of_one_node_and_documents_that_were_edited(brokers: B
     for line, path in zip(found[2:], roots.values(), strict=True):
         assert f"cannot start: {path} in ZooKeeper is not what a broker of this release writes" in line
         assert "put its former content back" in line
-    # The one node can start still.
+    # The single node can still start.
     assert not (tmp_path / "elsewhere").exists()
     for name in ("alone", "moved"):
         assert (tmp_path / name / "cluster.json").read_bytes() == identity

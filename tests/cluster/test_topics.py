@@ -1,4 +1,4 @@
-"""Topics over the brokers of a cluster: made, changed and deleted by the controller, followed by the others."""
+"""Topics over the brokers of a cluster: the controller creates, changes and deletes them, the other brokers follow."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def stores(brokers: Brokers, tmp_path: Path) -> AsyncIterator[ClusterStore
 
 
 async def test_a_broker_looks_before_it_says_that_a_topic_is_not_there(stores: ClusterStores, monkeypatch):
-    """Its view of ZooKeeper may be older than the topic: here it hears of nothing by itself."""
+    """Ask a broker whose view of ZooKeeper is older than the topic, and which no watch reaches."""
     monkeypatch.setattr(topic_discovery, "_LOOK_FOR_S", 60.0)
     deaf: list[WatchedView] = []
     changed = WatchedView._changed
@@ -66,14 +66,14 @@ async def test_a_broker_looks_before_it_says_that_a_topic_is_not_there(stores: C
     with pytest.raises(UnknownTopicError):
         topics.get("none")
     await making.topics.changes.add_partitions(INTERNAL, "t", 3)
-    # A new leader reads the topic's table, which may have shown it the third partition already.
+    # A new leader reads the topic's table, and may have found the third partition there already.
     await other.elsewhere.discovery.until_known("t", 3)
     assert len(topics.get("t").partitions) == 3
     deaf.clear()
 
 
 async def test_a_topic_that_is_not_served_here_yet_is_neither_waited_for_nor_created_again(stores: ClusterStores):
-    """Who asks is told to try again, also one who may create no topic."""
+    """Ask the client to retry, even one that may not create topics."""
     await stores.start(1, 2, auto_create_topics_enable=True)
     making = await stores.making()
     other = next(store.broker for store in stores.stores.values() if store.broker is not making)
@@ -127,7 +127,7 @@ async def test_a_topic_is_everywhere_grows_and_goes(stores: ClusterStores):
             await change
     await making.topics.changes.delete(INTERNAL, "t")
     await stores.nowhere("t")
-    # The name is free, everywhere, and what it names is another topic.
+    # The name is free on every broker, and now belongs to another topic.
     again = await making.topics.changes.create(INTERNAL, "t", partitions=2)
     assert again.topic_id != topic.topic_id
     topics = await stores.everywhere("t", 2)
@@ -155,7 +155,7 @@ async def test_a_restart_and_a_deletion_while_a_broker_was_away(stores: ClusterS
         leaders = [stores.leader(name, partition) for partition in range(2)]
         for partition, leader in enumerate(leaders):
             topic = leader.topics.served.topic(INTERNAL, name)
-            # Not rolled at the stop: the journal alone has them.
+            # The stop does not roll them: only the journal has them.
             topic.table.alter_config({"segment.ms": "100000000"})
             await produce(leader, topic, [b"a", b"b"], partition=partition)
     stores.stores[away].broker._schedule.roll_at_stop = _nothing
@@ -235,7 +235,7 @@ async def test_an_old_image_of_the_disk_leads_nothing(stores: ClusterStores, tmp
 async def test_a_table_whose_creator_died_is_registered_by_the_next_controller(stores: ClusterStores):
     await stores.start(1, 2)
     before = await stores.controller()
-    # As a controller that died after the first step.
+    # This is what a controller leaves that died after the first step.
     TopicCatalog(open_root(stores.data)).create("t", num_partitions=2, config_overrides={})
     await asyncio.sleep(0.3)
     assert stores.topic(before, "t") is None
@@ -249,7 +249,7 @@ async def test_a_deletion_is_finished_by_the_next_controller(stores: ClusterStor
     making = stores.stores[before].broker
     topic = await making.topics.changes.create(INTERNAL, "t", partitions=2)
     await stores.everywhere("t", 2)
-    # The step before the table is moved; then the broker is gone.
+    # The broker dies after the step before the table is moved.
     stores.stores[before].broker.elsewhere.discovery._tasks[0].cancel()
     await stores.coordinator(before).mark_deleting(topic.topic_id)
     await stores.stop(before)
@@ -285,7 +285,7 @@ async def test_others_lead_what_a_failed_journal_cannot_serve(stores: ClusterSto
     topic = await making.topics.changes.create(INTERNAL, "t", partitions=4, replication_factor=2)
     failed = 3 - making.broker_id
     stores.stores[failed].broker.journal._background_done(_failed())
-    # Both are in the ISR from the beginning: nobody has a record.
+    # Both replicas are in the ISR from the beginning, because neither has a record.
     await eventually_async(
         lambda: all(
             making.topics.leaders.partition_state(INTERNAL, topic, p).leader == making.broker_id for p in range(4)
@@ -339,7 +339,7 @@ async def test_an_unknown_table_with_records_waits_for_adoption(stores: ClusterS
 async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(
     stores: ClusterStores, tmp_path: Path, elsewhere: bool
 ):
-    """Also those of a broker whose log directory is not in the data directory."""
+    """Keep the tails even in a log directory outside the data directory."""
     log_dirs = tmp_path / "disk" if elsewhere else None
     await stores.start(1)
     await stores.start(2, log_dirs=log_dirs)
@@ -406,7 +406,7 @@ async def test_a_registration_that_is_removed_by_hand_loses_no_record(stores: Cl
 
 
 async def logstore(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command."""
+    """Run a command and return its exit code, stdout and stderr."""
     ran = await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
     return ran.exit_code, ran.stdout, ran.stderr
 
@@ -415,7 +415,7 @@ async def logstore(*arguments: str) -> tuple[int, str, str]:
 
 
 async def one_node(data: Path) -> tuple[str, uuid.UUID]:
-    """A store of one node with a topic: sealed records, and a tail in the journal. Its cluster id, the topic's id."""
+    """Make a store of one node with sealed records and a tail in the journal; return its cluster id and topic id."""
     async with running_broker(data, broker_id=7) as alone:
         topic = await alone.topics.changes.create(INTERNAL, "t", partitions=2, configs={"segment.ms": "100000000"})
         await produce(alone, topic, [b"a", b"b"], partition=0)
@@ -461,7 +461,7 @@ async def test_a_migration_that_was_cut_short_is_begun_again(stores: ClusterStor
         patch.setattr("logstore.cluster.registration.Registration.end_migration", cut)
         with pytest.raises(OSError, match="killed"):
             await stores.start(7)
-    # Topics are registered, and the one node serves once more.
+    # Topics are registered by now, and still the single node serves them once more.
     async with running_broker(stores.data, broker_id=7) as alone:
         await produce(alone, alone.topics.served.topic(INTERNAL, "t"), [b"x"], partition=1)
         alone._schedule.roll_at_stop = _nothing

@@ -1,4 +1,4 @@
-"""Coordinators on a real ZooKeeper: topics, the controller, leaders' writes, ids of producers, locks."""
+"""Coordinators on a real ZooKeeper: topics, the controller, leaders' writes, producer ids, locks."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 
 async def led(brokers: Brokers, partitions: int = 1, replication_factor: int = 3):
-    """Three brokers, topic t, and the leader of its partition 0 with the state that all of them see."""
+    """Start three brokers with topic t; return the leader of partition 0 and the state that all of them see."""
     coordinators = await brokers.start(1, 2, 3)
     topic_id = await brokers.create_topic("t", partitions, replication_factor)
     seen = coordinators[0].partition_state(topic_id, 0)
@@ -189,7 +189,7 @@ async def test_c4_c12_a_replica_joins_with_the_registration_that_the_leader_know
     for isr, epochs in [([one], {one: former}), ([one], {}), ([two, one], {two: leader.view.brokers[two].epoch})]:
         with pytest.raises(IneligibleReplicaError):
             await leader.alter_partition(topic_id, 0, alone, [seen.leader, *isr], broker_epochs=epochs)
-    # The view may lag behind: the write itself checks the record of the broker.
+    # The view may lag behind, so the write itself checks the record of the broker.
     known = {one: leader.view.brokers[one].epoch, two: leader.view.brokers[two].epoch}
     path = brokers.path(znodes.record_path(one))
     record = await brokers.zookeeper.get(path)
@@ -344,7 +344,7 @@ async def test_the_controller_says_how_each_election_ended(brokers: Brokers):
         await other.reassign("t", {0: [1]})
     assert await controller.elect_leaders(ElectionType.PREFERRED) == {}
     document = await brokers.document("t")
-    # Partition 0 is led by its second replica, and partition 1 by the first one.
+    # The second replica leads partition 0, and the first one leads partition 1.
     moved = replace(document.partitions[0], leader=document.partitions[0].isr[1], leader_epoch=2)
     path = brokers.path(znodes.topic_path("t"))
     node = await brokers.zookeeper.get(path)
@@ -352,7 +352,7 @@ async def test_the_controller_says_how_each_election_ended(brokers: Brokers):
     await brokers.zookeeper.write(path, znodes.encode(path, changed), node.version)
     await eventually_async(lambda: controller.partition_state(topic_id, 0).leader == moved.leader)
     asked = {"t": [0, 1, 9], "none": [0]}
-    # A broker has registered since: the controller looks who is there before it elects.
+    # A broker has registered since: the controller reads the registrations before it elects.
     ids = brokers.path(znodes.BROKER_IDS)
     known = (await brokers.zookeeper.get(ids)).version
     await brokers.zookeeper.write(ids, b"", known)

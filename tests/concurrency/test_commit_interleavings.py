@@ -1,6 +1,7 @@
 """Two committers stepped phase by phase (rules R4 and R6).
 
-Whatever one does between two phases of the other, no range is in twice, none is missing, nobody's change is lost.
+Whatever one does between two phases of the other, no range is in the table twice, none is missing, and no change is
+lost.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ PHASES = ["delta.opened", "delta.checked"]
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[TopicTable, TopicTable, HookedFileSystem]:
-    """The stepped committer, its rival, and the hooks of the first. Partition 0 and 1 hold [0, 10)."""
+    """Return the stepped committer, its rival, and the hooks of the first. Partitions 0 and 1 hold [0, 10)."""
     create_topic(tmp_path, partitions=2)
     filesystem = HookedFileSystem()
     stepped = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
@@ -116,7 +117,7 @@ def test_compaction_against_roll_does_not_starve(pair: Pair, phase: str) -> None
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_compaction_against_retention_of_the_same_file(pair: Pair, phase: str) -> None:
-    """Delta-rs would let both in: records that retention removed would come back."""
+    """Delta-rs would accept both commits, and records removed by retention would come back."""
     stepped, rival, hooks = pair
     (old,) = stepped.snapshot().segments(0)
     hooks.at(phase, lambda: rewrite_files(rival, 0, [old.path], [], data_change=True, log_start=10))
@@ -137,7 +138,7 @@ def test_compaction_against_compaction(pair: Pair, phase: str) -> None:
 
 
 def served(table: TopicTable, partition: int = 0) -> dict[int, bytes | None]:
-    """Offsets and values of the records that the log serves."""
+    """Return the offsets and values of the records that the log serves."""
     found: dict[int, bytes | None] = {}
     for segment in table.snapshot().segments(partition):
         for group in row_groups(table.files, segment.path):
@@ -158,7 +159,7 @@ def test_roll_against_a_delete_with_vectors(pair: Pair, phase: str) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_compaction_against_a_delete_with_vectors_of_the_same_file(pair: Pair, phase: str) -> None:
-    """The new file has the row that was deleted meanwhile."""
+    """Check that the new file has the row that was deleted meanwhile."""
     stepped, rival, hooks = pair
     (old,) = stepped.snapshot().segments(0)
     hooks.at(phase, lambda: vectors.delete(path_of(rival), [3]))
@@ -217,7 +218,7 @@ def test_administration_against_roll_and_alter(pair: Pair, phase: str, change: C
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_two_changes_of_configuration_keep_both(pair: Pair, phase: str) -> None:
-    """An ALTER writes the whole metadata: on an old handle it would undo the other."""
+    """Alter the configuration on an old handle: an ALTER writes all metadata, so it could undo the other change."""
     stepped, rival, hooks = pair
     hooks.at(phase, lambda: rival.alter_config({"b": "2"}))
     stepped.alter_config({"a": "1"})

@@ -1,4 +1,4 @@
-"""Many committers at once, in threads and in processes: every version is written once, every range is in once."""
+"""Many committers at once, in threads and in processes: each version is written once, each range is committed once."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ END = 40
 
 
 def roll_in_competition(path: Path, seed: int) -> int:
-    """Roll both partitions to END, a step at a time, against everybody else; the number of ranges won."""
+    """Roll both partitions to END, a step at a time, in competition; return the number of ranges won."""
     table = TopicTable.open(open_table(path))
     won = 0
     while True:
@@ -61,14 +61,14 @@ def test_threads_race(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_processes_race(tmp_path: Path) -> None:
-    """Spawned: delta-rs must not be used in a fork of a process that used it."""
+    """Spawn the processes: delta-rs must not be used in a fork of a process that has used it."""
     table = create_topic(tmp_path, partitions=PARTITIONS)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         check(table, list(pool.map(roll_in_competition, [path_of(table)] * 2, range(2))))
 
 
 def test_threads_share_one_table(tmp_path: Path) -> None:
-    """One instance serialises its commits: no attempt is lost against oneself."""
+    """Share one instance, which serialises its commits: no attempt is lost against another thread of the process."""
     table = create_topic(tmp_path, partitions=8)
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda p: table.commit_roll([roll_part(table, p, 0, 10)]), range(8)))
@@ -87,7 +87,7 @@ def test_changes_of_every_kind_race_and_none_is_lost(tmp_path: Path) -> None:
             other.alter_config({f"key.{n}": str(n)})
 
     def watch() -> None:
-        """An entry of the log never changes once it is there."""
+        """Check that an entry of the log never changes once it exists."""
         while not stop.is_set():
             for version in list_log(table.files).entries:
                 digest = hashlib.sha256(log_entry(table, version).read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Code blocks of the pages run as they stand, each page in one script beside a store of its own.
+"""Code blocks of the pages run unchanged, each page in one script beside a separate store.
 
 ``tests/spark/programs/test_pages.py`` runs the pages with Spark, ``tests/cluster/test_pages.py`` those about a cluster.
 """
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.pages import PAGES, PLANS, Plan, run, run_beside_a_store
 
-#: What a new user reads first.
+#: The page that a new user reads first.
 QUICK = "quickstart-producer.md"
 
 

@@ -340,6 +340,7 @@ def test_a_start_that_cannot_read_tables_says_so_and_changes_nothing(store: Faul
 # ---- a slow disk ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_slow_disk_makes_requests_wait_or_time_out_and_holds_little_in_memory(store: FaultyServerProcess) -> None:
     body = {"records": [{"value": "x" * 1_000_000}] * 4}
     with load_on(store, producers=2) as load:

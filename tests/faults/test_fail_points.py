@@ -157,6 +157,7 @@ def test_killed_in_calls_and_journal_stopped_for_good(loop, rng, part):
         loop.run(act, [fault])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_in_recovery_again_and_again(loop, rng, act):
     points = sorted(rng.sample(range(1, 80), 9 // stride(1)))

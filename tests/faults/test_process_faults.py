@@ -78,6 +78,7 @@ def test_a_server_under_faults_answers_at_any_length_and_also_behind_somebody_wh
     assert is_ready(store.url)
 
 
+@pytest.mark.long
 def test_a_second_store_that_is_refused_leaves_no_socket_behind(store: FaultyServerProcess, monkeypatch) -> None:
     made: list[Path] = []
     make = tempfile.TemporaryDirectory

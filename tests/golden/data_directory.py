@@ -1,7 +1,7 @@
 """Writes a small data directory with everything that a store keeps, and the content that must be read from it.
 
-The first life of the store seals all its records, when it stops; jobs work on them; the second life's records are in
-the journal alone, as a kill leaves them.
+In its first life the store seals all its records, when it stops; jobs work on them; the records of its second life are
+only in the journal, as a kill leaves them.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from tests.support.server_process import ROOT
 
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 ARROW_CODECS = (None, "lz4", "zstd")
-#: As many commits as a checkpoint of a Delta log takes, and some.
+#: A little more than the number of commits after which a Delta log gets a checkpoint.
 CHECKPOINTED_VERSIONS = 105
 
 
 class Writer:
-    """Requests to a running store. ``repeated`` keeps those that a later store must know again."""
+    """Sends requests to a running store. ``repeated`` keeps those that a later store must recognise."""
 
     def __init__(self, api: ApiClient) -> None:
         self.api = api
         self.repeated: list[dict[str, Any]] = []
 
     async def post(self, path: str, body: bytes, content_type: str, *, repeat: bool = False, **headers: str) -> Any:
-        """``headers`` in Python's spelling."""
+        """Post a body; ``headers`` have Python's spelling."""
         named = {"Content-Type": content_type, **{name.replace("_", "-"): text for name, text in headers.items()}}
         answer = _checked(await self.api.post(path, content=body, headers=named))
         if repeat:
@@ -51,7 +51,7 @@ class Writer:
     async def produce_sequence(
         self, topic: str, producer: dict[str, int], sequence: int, values: Iterable[str]
     ) -> None:
-        """To partition 0; the same request must be recognised later."""
+        """Produce to partition 0; the same request must be recognised later."""
         await self.post(
             f"/topics/{topic}/partitions/0",
             binary_body(values),
@@ -63,7 +63,7 @@ class Writer:
         )
 
     async def produce_with_key(self, topic: str, key: str, values: Iterable[str]) -> None:
-        """Spread over the partitions; the same request must be recognised later."""
+        """Produce, spread over the partitions; the same request must be recognised later."""
         await self.post(f"/topics/{topic}", binary_body(values), BINARY_V2, repeat=True, Idempotency_Key=key)
 
     async def commit(self, group: str, *offsets: tuple[str, int, int, str]) -> None:
@@ -81,7 +81,7 @@ def binary_body(values: Iterable[str]) -> bytes:
 
 
 def every_kind_of_record(marker: str) -> list[Row]:
-    """Null, empty and full keys, values and headers, timestamps of the producer's and none."""
+    """Return records with null, empty and full keys, values and headers, with and without the producer's timestamps."""
     return [
         Row(CLOCK_MS - 5_000, b"key", f"{marker} value".encode(), (("a", b"1"), ("a", None), ("ä", b""))),
         Row(None, None, None, None),
@@ -92,7 +92,9 @@ def every_kind_of_record(marker: str) -> list[Row]:
 
 
 def write_data_directory(directory: Path, archive: Path) -> dict[str, Any]:
-    """Make a store in ``directory``, put it into ``archive``; what must be read from it. The jobs take a Spark."""
+    """Make a store in ``directory``, and put it into ``archive``; return what must be read from it. The jobs need a
+    Spark.
+    """
     data, copy = directory / "writing", directory / "data"
     state: dict[str, Any] = asyncio.run(_first_life(data))
     for job in ("compact", "retention"):
@@ -100,7 +102,7 @@ def write_data_directory(directory: Path, archive: Path) -> dict[str, Any]:
         subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     expected = asyncio.run(_second_life(data, copy, state))
     with tarfile.open(archive, "w:gz", compresslevel=9) as packed:
-        # A lock names the process and the machine that hold it: no part of the stored data.
+        # A lock names the process and the machine that hold it, so it is not a part of the stored data.
         packed.add(copy, "data", filter=lambda entry: None if entry.name.endswith("/lock") else entry)
     tables = {name: in_table(copy, name) for name in expected["topics"]}
     return {"clock_ms": CLOCK_MS, **expected, "tables": tables}
@@ -159,7 +161,7 @@ async def _second_life(data: Path, copy: Path, state: dict[str, Any]) -> dict[st
         writer = Writer(api)
         for codec in ARROW_CODECS:
             await writer.produce("events", every_kind_of_record(f"tail {codec}"), codec=codec)
-        # A table whose log has grown beyond a checkpoint, and a topic of which no table has records.
+        # One table has a log that has grown beyond a checkpoint, and one topic has no records in a table.
         for topic in ("checkpointed", "append-time"):
             await writer.produce(topic, every_kind_of_record("tail"))
         await api.create_topic("unsealed")

@@ -1,4 +1,4 @@
-"""The answers of a running store, as JSON that can be kept and compared."""
+"""The responses of a running store, as JSON that can be kept and compared."""
 
 import base64
 import contextlib
@@ -21,7 +21,7 @@ _LONG_BYTES = 1_000
 
 @contextlib.asynccontextmanager
 async def store_at(data: Path, now_ms: int | None = CLOCK_MS) -> AsyncIterator[ApiClient]:
-    """A store whose wall clock stands still at ``now_ms``; None: it is today."""
+    """Run a store whose wall clock stands still at ``now_ms``; with None it has the real time."""
     with pytest.MonkeyPatch.context() as patch:
         if now_ms is not None:
             patch.setattr(SystemClock, "now_ms", lambda _clock: now_ms)
@@ -30,7 +30,7 @@ async def store_at(data: Path, now_ms: int | None = CLOCK_MS) -> AsyncIterator[A
 
 
 async def observed(api: ApiClient) -> dict[str, Any]:
-    """Topics with their configuration, records and log ends, and the committed offsets of every group."""
+    """Return topics with their configuration, records and log ends, and the committed offsets of every group."""
     names = (await api.get("/topics")).json()
     groups = (await api.get("/groups")).json()
     return {
@@ -63,7 +63,7 @@ async def _partition(api: ApiClient, topic: str, partition: int) -> dict[str, An
 
 
 def in_table(data: Path, topic: str) -> list[list[Any]]:
-    """(partition, offset, timestamp, key, value, headers) of all records as a plain reader sees them."""
+    """Return (partition, offset, timestamp, key, value, headers) of all records, as a plain reader sees them."""
     table = DeltaTable(str(data / "topics" / topic)).to_pyarrow_table()
     table = table.sort_by([("partition", "ascending"), ("offset", "ascending")])
     rows = record_rows(table)
@@ -71,8 +71,8 @@ def in_table(data: Path, topic: str) -> list[list[Any]]:
 
 
 def record_rows(records: pa.Table | pa.RecordBatch) -> list[list[Any]]:
-    """(offset, timestamp in ms, key, value, headers), bytes as texts."""
-    # µs in a table, ms in the log.
+    """Return (offset, timestamp in ms, key, value, headers), with bytes as texts."""
+    # Timestamps are in µs in a table, and in ms in the log.
     timestamps = records["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).to_pylist()
     columns = [records[name].to_pylist() for name in ("offset", "key", "value", "headers")]
     return [
@@ -86,7 +86,7 @@ def _headers(headers: list[dict[str, Any]] | None) -> list[list[str | None]] | N
 
 
 def as_text(data: bytes | None) -> str | None:
-    """Base64; of many bytes their number and hash."""
+    """Return base64; for many bytes their number and hash."""
     if data is None or len(data) <= _LONG_BYTES:
         return None if data is None else base64.b64encode(data).decode()
     return f"{len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}"

@@ -68,7 +68,7 @@ _MARKERS = (Marker(6, 1, 3, 14, 1_002), Marker(7, 0, -(2**31), 0, -(2**63)))
 
 
 def frames() -> Iterator[tuple[Frame, dict[str, int]]]:
-    """Frames with extremes in every field, and their places."""
+    """Yield frames with extremes in every field, and their places."""
     place = {"position": 1_000, "durable_end": 900, "file_id": 2**64 - 1}
     least, greatest = -(2**63), 2**63 - 1
     for flags in range(4):
@@ -82,7 +82,7 @@ def frames() -> Iterator[tuple[Frame, dict[str, int]]]:
     lowest = header._replace(identity=BatchIdentity(0, -(2**15), least), append_time_ms=least, max_timestamp_ms=least)
     yield Frame(lowest, b"\x00"), place
     yield Frame(snapshot_frame(7).header, snapshot().encode()), place
-    # Since version 3.
+    # These exist since version 3.
     yield Frame(snapshot_frame(7).header, snapshot_with_transactions().encode()), place
     for kind in ControlType:
         yield control_frame(42, kind=kind, producer_id=2**63 - 1, epoch=2**15 - 1), place
@@ -90,7 +90,7 @@ def frames() -> Iterator[tuple[Frame, dict[str, int]]]:
 
 
 def frames_of_format_1() -> Iterator[tuple[Frame, dict[str, int]]]:
-    """The frames that were written in format 1, in today's terms: their senders' numbers are smaller there."""
+    """Yield the frames that were written in format 1, in today's terms: their senders have smaller numbers."""
     for number, (frame, place) in enumerate(itertools.islice(frames(), 7)):
         header = frame.header
         if number == 4:
@@ -119,7 +119,7 @@ def encoded_frame(frame: Frame, place: dict[str, int]) -> bytes:
 
 
 def deterministic() -> dict[str, str]:
-    """By name, bytes that today's code must write as the golden code did. In base64."""
+    """Return bytes, by name and in base64, that today's code must write as the golden code did."""
     key = IdempotencyKey.of("a-key", b"a body", bytes(range(32)), "")
     group_offsets = encode_offset_records(
         [
@@ -145,8 +145,8 @@ def deterministic() -> dict[str, str]:
 
 
 def write_journal(directory: Path) -> None:
-    """Files with snapshots, data of three kinds of sender, transaction markers, a truncation and relocated frames;
-    behind it marks and reserved zeros.
+    """Write files with snapshots, data of three kinds of sender, transaction markers, a truncation and relocated
+    frames, followed by marks and reserved zeros.
     """
 
     def snapshots() -> Sequence[Frame]:
@@ -170,7 +170,7 @@ def write_journal(directory: Path) -> None:
 
 
 def write_refused(directory: Path) -> None:
-    """Journals with records that this release does not honour, as a later one may write them."""
+    """Write journals with records that this release does not honour, as a later release may write them."""
     records = encode_payload(pa.RecordBatch.from_pylist([{"value": b"plain"}], schema=WIRE_SCHEMA))
     plain = data_frame(0, bytes(records))
     of_transaction = plain.header._replace(
@@ -186,8 +186,8 @@ def write_refused(directory: Path) -> None:
 
 
 def write_record_batches(directory: Path) -> None:
-    """A journal with record batches of Kafka's clients of every codec, of an idempotent producer, and with the append
-    time, between frames of HTTP.
+    """Write a journal with record batches of Kafka's clients of every codec, of an idempotent producer, and with the
+    append time, between frames of HTTP.
     """
     rows = [
         Row(TIMESTAMP_MS, b"key", b"value", None),
@@ -215,7 +215,7 @@ def write_record_batches(directory: Path) -> None:
 
 
 def write_cluster_files(directory: Path) -> dict[str, Any]:
-    """The ``cluster.json`` of a store of one node and of a cluster; their cluster ids by the name of the directory."""
+    """Write the ``cluster.json`` of a store of one node and of a cluster; return their cluster ids by directory."""
 
     async def of_one_node(data: Path) -> str:
         coordinator = EmbeddedCoordinator(data, 0, FileSystem())
@@ -230,7 +230,7 @@ def write_cluster_files(directory: Path) -> dict[str, Any]:
 
 
 def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:
-    """The rows as JSON keeps them."""
+    """Return the rows as JSON keeps them."""
     return [_plain({name: getattr(row, name) for name in row.__slots__}) for row in rows]
 
 
@@ -238,8 +238,8 @@ def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:
 
 
 def write_segments(directory: Path) -> None:
-    """One of each codec with gaps between offsets, one of two row groups, one without a record, one that a job made of
-    others, with append times, and one of which the footer has transactions.
+    """Write a segment of each codec with gaps between offsets, one of two row groups, one without a record, one that a
+    job made of others, with append times, and one with transactions in its footer.
     """
     directory.mkdir()
     with mock.patch.object(segment_writer, "new_unique", return_value="0" * 32):
@@ -267,7 +267,7 @@ def write_segments(directory: Path) -> None:
 
 
 def footer_row(footer: SegmentFooter) -> dict[str, Any]:
-    """The row as JSON keeps it."""
+    """Return the row as JSON keeps it."""
     return dict(_plain(dataclasses.asdict(footer)))
 
 

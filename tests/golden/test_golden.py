@@ -1,4 +1,4 @@
-"""The present version opens what earlier ones wrote. ``write.py`` says how the files came about; they never change."""
+"""The present version opens what earlier ones wrote. ``write.py`` says how the files were made; they never change."""
 
 import base64
 import json
@@ -57,14 +57,14 @@ from tests.support.table_paths import read_footer, verify_segment
 pytestmark = pytest.mark.anyio
 
 _EMPTY = FoundJournal(Path("journal"), 0, None, is_empty=True)
-#: A directory has some parts or all of them.
+#: Each directory has some of these parts, or all of them.
 _PARTS = ("data", "journal", "record_batches", "refused", "segments", "cluster", "bytes")
-#: Its keys of requests were made without a secret.
+#: In this format the keys of requests were made without a secret.
 _FORMAT_1 = "journal-1"
 
 
 def of_part(part: str) -> pytest.MarkDecorator:
-    """For each directory that has the part."""
+    """Run a test for each directory that has the part."""
     found = sorted(path.parent for path in GOLDEN.glob(f"*/{part}.json"))
     return pytest.mark.parametrize("golden", found, ids=lambda path: path.name)
 
@@ -110,7 +110,7 @@ def test_there_are_golden_files() -> None:
 @of_part("data")
 @pytest.mark.parametrize("now_ms", [CLOCK_MS, None], ids=["then", "today"])
 async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, Any], now_ms: int | None) -> None:
-    """The same holds after a roll and another start, when all records are in tables."""
+    """Check the same again after a roll and another start, when all records are in tables."""
     facts = {name: expected[name] for name in ("topics", "groups")}
     async with store_at(data, now_ms) as api:
         assert await observed(api) == facts
@@ -123,7 +123,7 @@ async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, A
 
 @of_part("data")
 async def test_what_was_stored_is_found_whole(data: Path) -> None:
-    """Tables with checkpoints, compacted and cut files, and the journal."""
+    """Verify tables with checkpoints, compacted and cut files, and the journal."""
     tails = collect_tails(ObservedJournal(data / "brokers" / "0" / "journal" / "0").frames())
     root = open_root(data)
     for name in root.tables():
@@ -132,7 +132,7 @@ async def test_what_was_stored_is_found_whole(data: Path) -> None:
 
 @of_part("data")
 async def test_every_table_is_rebuilt_from_its_files(data: Path, expected: dict[str, Any]) -> None:
-    """The logs are gone. Compaction and retention have left what they replaced on the disk."""
+    """Rebuild the lost logs, although compaction and retention have left replaced files on the disk."""
     tails = collect_tails(ObservedJournal(data / "brokers" / "0" / "journal" / "0").frames())
     root = open_root(data)
     for name in root.tables():
@@ -147,7 +147,7 @@ async def test_every_table_is_rebuilt_from_its_files(data: Path, expected: dict[
         carry_out(root, plan_rebuild(root.open(name), tails, known, {}))
         after = TopicTable.open(root.open(name)).snapshot()
         assert after.paths == before.paths, name
-        # The digest, and a compaction that found nothing to remove, are in the log alone: it is done again.
+        # The digest, and a compaction that found nothing to remove, are only in the log, so the compaction is repeated.
         known = {
             p: replace(s, clean_digest=0, cleaned=min(s.cleaned, after.partitions[p].cleaned)) if s.clean_digest else s
             for p, s in before.partitions.items()
@@ -161,7 +161,7 @@ async def test_every_table_is_rebuilt_from_its_files(data: Path, expected: dict[
 
 @of_part("data")
 async def test_a_store_knows_again_what_it_has_stored(golden: Path, data: Path, expected: dict[str, Any]) -> None:
-    """Batches of idempotent producers and requests with a key, both from tables and from the journal."""
+    """Repeat batches of idempotent producers and requests with a key, which tables and the journal remember."""
     async with store_at(data) as api:
         before = await observed(api)
         for sent in expected["repeated"]:
@@ -170,7 +170,7 @@ async def test_a_store_knows_again_what_it_has_stored(golden: Path, data: Path, 
             answer = await api.post(sent["path"], content=base64.b64decode(sent["body"]), headers=sent["headers"])
             assert (answer.status_code, answer.json()) == (200, sent["answer"])
         assert await observed(api) == before
-        # The next batch is taken, a batch behind a gap is not.
+        # The next batch is accepted, a batch after a gap is not.
         of_producers = [sent for sent in expected["repeated"] if "Logstore-Base-Sequences" in sent["headers"]]
         assert of_producers
         for sent in of_producers:
@@ -192,7 +192,7 @@ async def test_a_store_knows_again_what_it_has_stored(golden: Path, data: Path, 
 async def test_requests_with_a_key_are_refused_while_keys_of_format_1_are_remembered(
     data: Path, expected: dict[str, Any], without_journal: bool
 ) -> None:
-    """Each start finds the keys elsewhere: in the journal of format 1, in one of today's or the tables."""
+    """Find the keys in the journal of format 1, in today's journal, or in the tables, depending on the start."""
     keyed = [sent for sent in expected["repeated"] if "Idempotency-Key" in sent["headers"]]
     assert len(keyed) == 2
 
@@ -250,7 +250,7 @@ def test_a_plain_reader_sees_what_was_sealed(data: Path, expected: dict[str, Any
 async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_jobs(
     data: Path, expected: dict[str, Any]
 ) -> None:
-    """With names of several releases side by side, through starts without a journal, too."""
+    """Work with names of several releases side by side, and through starts without a journal."""
     facts = expected["topics"]
     rounds = 2
     for round_ in range(rounds):
@@ -258,7 +258,7 @@ async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_job
             for topic, partition in _partitions(facts):
                 body = {"records": [{"key": f"new {round_}", "value": "new"}]}
                 assert (await api.post(f"/topics/{topic}/partitions/{partition}", json=body)).is_success
-        # The stop has rolled.
+        # The stop has rolled the records.
         for topic in (name for name in facts if name != "__consumer_offsets"):
             table = TopicTable(open_table(data / "topics" / topic))
             names = [file.path for p in table.snapshot().partitions for file in table.snapshot().segments(p)]
@@ -285,7 +285,7 @@ async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_job
 
 
 def _partitions(topics: dict[str, Any]) -> list[tuple[str, int]]:
-    """Those of users."""
+    """Return the partitions of topics that users made."""
     names = (name for name in topics if name != "__consumer_offsets")
     return [(name, partition) for name in names for partition in range(len(topics[name]["partitions"]))]
 
@@ -314,9 +314,9 @@ def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
     assert found == [(row["type"], row["base_offset"], (row["position"], row["length"])) for row in rows]
 
 
-#: In a footer that was written before it was told.
+#: These are the values for a footer that was written before the fields existed.
 _UNTOLD: dict[str, Any] = {"producers_forgotten_up_to": None, "log_append_times": []}
-#: In a snapshot, and in a footer, that was written before there were any.
+#: These are the values for a snapshot or a footer that was written before the fields existed.
 _WITHOUT_TRANSACTIONS: dict[str, Any] = {"open_transactions": [], "markers": []}
 
 
@@ -340,7 +340,7 @@ def test_segments_are_read_row_by_row(golden: Path) -> None:
 
 
 def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """A dumped frame as an earlier release wrote it, with the fields that dumps have since."""
+    """Return a dumped frame of an earlier release with the fields that dumps have had since then."""
     row = dict(row)
     if "producer_id" in row:
         producer_id, epoch, sequence, key = (
@@ -354,8 +354,8 @@ def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:
 
 @of_part("bytes")
 def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:
-    """Keys of group offsets and of idempotent requests: later reads compare them byte by byte. If the golden files have
-    the journal version that is written today, frames and headers too.
+    """Write the keys of group offsets and of idempotent requests, which later reads compare byte by byte. If the golden
+    files have the present version of the journal, write frames and headers as well.
     """
     written = _json(golden, "bytes")
     if not _is_of_this_version(golden):
@@ -422,7 +422,7 @@ def test_record_batches_of_kafka_clients_are_read(golden: Path, tmp_path: Path) 
 
 @of_part("cluster")
 async def test_a_cluster_file_of_any_version_is_read(golden: Path, tmp_path: Path) -> None:
-    """Who starts a broker of a cluster on the golden file: ``tests/cluster/test_registration.py``."""
+    """Read the file; ``tests/cluster/test_registration.py`` starts a broker of a cluster on it."""
     expected = _json(golden, "cluster")
     shutil.copytree(golden / "cluster", tmp_path, dirs_exist_ok=True)
     for name, cluster_id in expected.items():

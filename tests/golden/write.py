@@ -1,19 +1,18 @@
-"""Writes golden files with the code as it is now: ``python -m tests.golden.write 2026-11-22`` made it.
+"""Writes golden files with the code as it is now: ``python -m tests.golden.write 2026-11-22`` made the first ones.
 
-Every later version must open them. Run it when a format on disk got something new, before the next release, under a new
-name: a golden file is never written again. With parts named it writes only these, as
-``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, ``journal-4 data
-journal refused bytes`` for version 4 and the file beside it, and
-``segments-3 data segments`` for names that tell a range and version 3 of footers, ``record-batches record_batches`` for
-those of Kafka's clients, ``append-times segments`` for footers that tell which times are append times,
-``cluster-2 cluster`` for version 2 of ``cluster.json``. ``journal-1`` has version 1 of the journal: the code of d66ab5f
-wrote it in the same way, with a producer of seven batches more.
+Every later version must open them. Run it when a format on disk gets something new, before the next release, under a
+new name: a golden file is never written again. With names of parts it writes only these, as ``python -m
+tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, ``journal-4 data journal refused
+bytes`` for version 4 and the file beside it, ``segments-3 data segments`` for names with a range and version 3 of
+footers, ``record-batches record_batches`` for those of Kafka's clients, ``append-times segments`` for footers with the
+ranges of append times, ``cluster-2 cluster`` for version 2 of ``cluster.json``. ``journal-1`` has version 1 of the
+journal: the code of d66ab5f wrote it in the same way, with a producer of seven batches more.
 
-- ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it. The jobs
-  need a Spark
+- ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the responses of a store on it. The
+  jobs need a Spark
 - ``journal`` and ``journal.json``, its frames; ``segments`` and ``segments.json``, their footers and rows
 - ``record_batches``: a journal with record batches of Kafka's clients; ``record_batches.json``: its frames and records
-- ``refused``: journals, each named after the thing in it that this release refuses; ``refused.json``: their frames
+- ``refused``: journals, each named after its content that this release refuses; ``refused.json``: their frames
 - ``cluster``: each ``cluster.json`` in a directory named after its kind of store; ``cluster.json``: their cluster ids
 - ``bytes.json``: bytes that the code must still write
 """
@@ -86,7 +85,7 @@ def _record_batches(made: Path, _: Path) -> Any:
 
 
 def journal_rows(directory: Path) -> list[Any]:
-    """The records of a journal's frames, in their order there."""
+    """Return the records of a journal's frames, in journal order."""
     frames = ObservedJournal(directory).records(lambda _: True)
     return record_rows(pa.Table.from_batches(frame_records(frames)))
 
@@ -100,7 +99,7 @@ def _segments(made: Path, _: Path) -> Any:
 
 
 def _cluster(made: Path, _: Path) -> Any:
-    """Only the file: locks and the broker's epoch are no part of it."""
+    """Write only the file: locks and the broker's epoch do not belong to it."""
     with tempfile.TemporaryDirectory() as temporary:
         found = write_cluster_files(Path(temporary))
         for name in found:
@@ -114,7 +113,7 @@ def _bytes(_made: Path, _: Path) -> Any:
 
 
 def segment_row(path: Path) -> dict[str, Any]:
-    """The footer and, for each row group, its rows."""
+    """Return the footer and the rows of each row group."""
     groups = [record_rows(read_row_group(path, group.index)) for group in row_groups(path)]
     return {"footer": footer_row(read_footer(path)), "row_groups": groups}
 

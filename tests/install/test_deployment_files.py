@@ -1,4 +1,4 @@
-"""Dockerfile, compose file and unit: that they fit the store and each other, and that their commands run a store."""
+"""The Dockerfile, compose file and unit fit the store and each other, and their commands run a store."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.support.server_process import ROOT
 
 BUILD, RUNTIME = deployment.stages()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# And as long again for work that cannot be cut: a roll's last commit, a slow disk's fsync.
+# The factor 2 leaves room for work that cannot be cut short: a roll's last commit, a slow disk's fsync.
 STOP_SECONDS = 2 * (GRACEFUL_SHUTDOWN_SECONDS + ROLL_AT_STOP_S)
 TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -77,7 +77,7 @@ def test_the_build_copies_what_it_needs_and_the_context_lets_it_through():
     assert copied == allowed
     assert copied >= set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     assert copied >= {PROJECT["project"]["readme"], "pyproject.toml"}
-    # A licence of others stands in the package that it is about.
+    # A third-party licence is in the package that it is about.
     assert all(copied & {name, name.partition("/")[0]} for name in PROJECT["project"]["license-files"])
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["path"] in copied
     assert all((ROOT / source).exists() for source in copied)
@@ -93,7 +93,7 @@ def test_a_container_runs_as_nobody_special_with_its_data_in_the_volume():
         **{name.removeprefix("LOGSTORE_").lower(): value for name, value in deployment.container_environment().items()}
     )
     assert settings.kafka_address == ("0.0.0.0", int(deployment.KAFKA_PORT))
-    # The command of the page publishes it there.
+    # The command on the page publishes it there.
     assert settings.kafka_advertised(0) == ("localhost", int(deployment.KAFKA_PORT))
     page = (ROOT / "docs/install.md").read_text()
     for text in (page, deployment.DOCKERFILE.read_text()):
@@ -132,7 +132,7 @@ def test_the_unit_fits_the_store():
     assert seconds(unit["TimeoutStopSec"]) >= STOP_SECONDS
     assert open_files_shortage(int(unit["LimitNOFILE"]), Settings().max_connections) is None
     assert unit["User"] != "root"
-    # A roll's thread lowers its priority when it starts: if that is not allowed, every roll fails.
+    # A roll's thread lowers its priority when it starts: if that is forbidden, every roll fails.
     assert not [value for value in deployment.unit()["SystemCallFilter"] if "@resources" in value]
 
 

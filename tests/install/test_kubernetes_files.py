@@ -1,4 +1,4 @@
-"""The manifests of ``conf/kubernetes``: Kubernetes takes them, and they fit the store and the image."""
+"""Kubernetes accepts the manifests of ``conf/kubernetes``, and they fit the store and the image."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.support.server_process import ROOT
 FILES = sorted((ROOT / "conf/kubernetes").glob("*.yaml"))
 SCHEMAS = json.loads(Path(__file__).with_name("kubernetes-1.34.json").read_text())
 PREFIXES = {"v1": "core.v1", "apps/v1": "apps.v1", "policy/v1": "policy.v1", "networking.k8s.io/v1": "networking.v1"}
-#: What the downward API and the secret fill in.
+#: Values that the downward API and the secret fill in.
 FIELDS = {
     "status.podIP": "10.1.2.3",
     "metadata.name": "logstore-broker-1",
@@ -50,7 +50,7 @@ def container(file: Path) -> dict[str, Any]:
 
 
 def environment(file: Path) -> dict[str, str]:
-    """The variables of the container as the kubelet sets them: ``$(NAME)`` stands for an earlier one."""
+    """Return the variables of the container as the kubelet sets them: ``$(NAME)`` refers to an earlier one."""
     found: dict[str, str] = {}
     for variable in container(file)["env"]:
         source = variable.get("valueFrom", {})
@@ -92,7 +92,7 @@ def test_the_container_fits_the_image_and_the_store(file: Path, monkeypatch: pyt
     claims = [claim["metadata"]["name"] for claim in the(file, "StatefulSet")["spec"]["volumeClaimTemplates"]]
     assert mounted.keys() == {volume["name"] for volume in pod["volumes"]} | set(claims)
     assert runtime.one("VOLUME") in mounted.values()
-    # The settings are there, under their names, and the store takes them together.
+    # The settings exist under these names, and the store accepts them together.
     variables = environment(file)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -123,6 +123,7 @@ def test_services_policies_and_sets_select_the_same_pods_and_ports(file: Path):
     assert {service["metadata"]["name"] for service in services} & set(hosts), "clients call it by the service's name"
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_the_command_of_the_one_node_starts_a_store_whose_probes_hold(tmp_path: Path):
     file = ROOT / "conf/kubernetes/store.yaml"
@@ -140,6 +141,6 @@ def test_the_command_of_the_one_node_starts_a_store_whose_probes_hold(tmp_path: 
     with deployment.started(command, tmp_path, {**os.environ, **variables}) as url:
         for probe in ("livenessProbe", "readinessProbe"):
             path = container(file)[probe]["httpGet"]["path"]
-            # The kubelet asks by the pod's address, clients by the service's name.
+            # The kubelet uses the pod's address, clients use the service's name.
             for host in ("10.1.2.3:8082", "logstore.shop.svc:8082"):
                 assert httpx.get(url + path, headers={"Host": host}).status_code == 200

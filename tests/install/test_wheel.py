@@ -1,5 +1,5 @@
-"""The wheel, built and installed by the Dockerfile's own commands into an environment of its own, and a store from it,
-outside of the checkout: ``make test-wheel``. It needs the package registry, or a cache of pip that has the packages.
+"""The wheel, built and installed into a fresh environment by the Dockerfile's commands, and a store run from it outside
+the checkout: ``make test-wheel``. It needs the package registry, or a pip cache that has the packages.
 """
 
 import os
@@ -25,11 +25,11 @@ _BUILD_SECONDS = 900
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as the build stage leaves it: ``opt`` (the environment) and ``src/dist`` (the wheel)."""
+    """Return a directory as the build stage leaves it: ``opt`` (the environment) and ``src/dist`` (the wheel)."""
     image = tmp_path_factory.mktemp("image")
     source = image / "src"
     source.mkdir()
-    # `python` and `pip` of the base image are this environment's.
+    # `python` and `pip` of the base image are those of this environment.
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     environment.pop("PYTHONPATH", None)
     # Most installed modules are never imported.
@@ -72,7 +72,7 @@ def test_the_wheel_has_the_typed_packages_and_nothing_else(image: Path):
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
-    # Kafka's definitions go with their licence.
+    # Kafka's definitions are shipped with their licence.
     assert {f"logstore/kafka_protocol/schemas/{name}" for name in ("schemas.json", "LICENSE", "NOTICE")} <= set(names)
     assert not [name for name in names if "demo" in name or "configuration_page" in name]
 
@@ -120,7 +120,7 @@ def test_the_codec_of_record_batches_is_the_compiled_one(image: Path, tmp_path: 
 
 
 def test_without_a_compiler_the_wheel_is_of_python_alone(image: Path, tmp_path: Path):
-    """Built from the same sources as the other one, by hatchling itself."""
+    """Hatchling builds it from the same sources as the other wheel."""
     environment = {**os.environ, "CC": "no-such-compiler", "PYTHONPATH": ""}
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path]
     ran = subprocess.run(

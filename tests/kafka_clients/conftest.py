@@ -1,7 +1,7 @@
-"""A store with a Kafka listener for other people's clients, one for all tests of a process.
+"""A store with a Kafka listener for other clients, one for all tests of a process.
 
-``TEST_KAFKA_BOOTSTRAP=host:port`` puts a real Kafka in its place: a test that fails there too asks for what Kafka does
-not do. Tests that also need HTTP are skipped then.
+``TEST_KAFKA_BOOTSTRAP=host:port`` uses a real Kafka instead: a test that fails against both demands what Kafka does not
+do. Tests that also need HTTP are then skipped.
 """
 
 import itertools
@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def store(served: Served) -> Served:
-    """The same, but ours: for tests that also use HTTP or look at the table."""
+    """Return the store, for tests that also use HTTP or read the table; they are skipped on a real Kafka."""
     if served.is_kafka:
         pytest.skip("a real Kafka has no HTTP")
     return served
@@ -45,7 +45,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def new_topic(served: Served) -> NewTopicOf:
-    """``new_topic(name, partitions, **configs)`` makes a topic whose name begins so; configs with ``_`` for ``.``"""
+    """Return ``new_topic(name, partitions, **configs)``: it creates a topic, and extends its name; ``_`` means ``.``"""
     admin = AdminClient({"bootstrap.servers": served.bootstrap, "broker.address.family": "v4"})
 
     def create(name: str = "t", partitions: int = 2, **configs: str) -> str:

@@ -1,4 +1,4 @@
-"""Topics and groups by other people's admin clients, and what HTTP tells of them afterwards."""
+"""Topics and groups managed by other admin clients, and what HTTP shows of them afterwards."""
 
 import asyncio
 import time
@@ -59,7 +59,7 @@ def test_a_topic_is_made_described_altered_and_deleted(served: Served, admin: Ad
     resource = ConfigResource(ResourceType.TOPIC, topic)
     configs = _result(admin.describe_configs([resource]))
     assert configs["retention.ms"].value == "3600000"
-    assert configs["retention.ms"].source == 1  # of the topic itself
+    assert configs["retention.ms"].source == 1  # set on the topic itself
     assert configs["cleanup.policy"].value == "delete"
     changed = ConfigResource(
         ResourceType.TOPIC,
@@ -198,7 +198,7 @@ def test_aiokafka_administers(served: Served):
             (described,) = await client.describe_topics([name])
             assert len(described["partitions"]) == 3
             resource = AiokafkaResource(AiokafkaResourceType.TOPIC, name, configs={"segment.ms": "9"})
-            # The old request: keys that it does not name are reset.
+            # The older AlterConfigs resets the keys that it does not name.
             (altered,) = await client.alter_configs([resource])
             assert [one[0] for one in altered.resources] == [0]
             (answer,) = await client.describe_configs([AiokafkaResource(AiokafkaResourceType.TOPIC, name)])

@@ -1,5 +1,5 @@
-"""Records that one client sends are read by every other one, over HTTP and out of the Delta table, as they were sent:
-nulls, empty bytes, doubled headers, times, every codec; from the journal, from history, and from both.
+"""Each client's records are read by every other client, over HTTP and from the Delta table exactly as they were sent:
+nulls, empty bytes, repeated headers, times, every codec; from the journal, from history, and from both.
 """
 
 import time
@@ -31,7 +31,7 @@ TIMES = {"CreateTime": CREATE_TIME, "LogAppendTime": LOG_APPEND_TIME}
 
 @dataclass
 class SentTopic:
-    """What one client sent with one codec, and where it was told that the records are."""
+    """The records that one client sent with one codec, and the acknowledged offsets."""
 
     name: str
     client: Client
@@ -42,8 +42,8 @@ class SentTopic:
     ended_ms: int
 
     def check(self, read: list[ReadRecord]) -> None:
-        """Records and offsets are those that were sent and acknowledged, each once, in order, with the kind of time
-        that the topic has.
+        """Check that the records read are those sent, each once, in order, at the acknowledged offsets, with the
+        topic's timestamp type.
         """
         found = by_partition(read)
         expected = sent_by_partition(self.records)
@@ -75,7 +75,7 @@ def _clients(served: Served) -> list[Client]:
 
 @pytest.fixture(scope="module")
 def sent(served: Served, new_topic) -> list[SentTopic]:
-    """A topic for each client, codec and kind of time."""
+    """Send to a topic for each client, codec and timestamp type."""
     topics = []
     for client in _clients(served):
         for timestamp_type in TIMES:
@@ -116,7 +116,7 @@ def test_every_client_reads_what_the_others_sent(served: Served, sent: list[Sent
 
 @pytest.fixture(scope="module")
 def rolled(served: Served, sent: list[SentTopic]) -> Iterator[list[SentTopic]]:
-    """All of them rolled: the same records are history now."""
+    """Roll all of them: the same records are history now."""
     if served.is_kafka:
         pytest.skip("a real Kafka has no roll")
     with Admin(served.url) as admin:
@@ -143,7 +143,7 @@ def _row(row: dict[str, Any]) -> ReadRecord:
 
 @pytest.fixture(scope="module")
 def half_rolled(served: Served, rolled: list[SentTopic]) -> list[SentTopic]:
-    """History, and as much again behind it in the journal."""
+    """Add the same number of records in the journal, behind the history."""
     for topic in rolled:
         _send(served, topic, "none")
     return rolled

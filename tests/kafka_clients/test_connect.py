@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
 MIRROR_MAKER = "org.apache.kafka.connect.mirror.MirrorMaker"
-#: The records are of 2020. A Kafka takes those older than its topic's retention half a minute after its start.
+#: The records are from 2020. Kafka deletes records older than the retention half a minute after its start.
 _THIRTY_YEARS_MS, _FIFTY_YEARS_MS = "946080000000", "1576800000000"
 
 
@@ -93,7 +93,7 @@ def real_kafka(tmp_path: Path) -> Iterator[Broker]:
 
 
 def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store: Served, new_topic, real_kafka: Broker):
-    """Topics, their configuration, records with all that they have, and offsets of groups."""
+    """Copy topics, their configuration, records with all their fields, and offsets of groups."""
     theirs = Served(real_kafka.bootstrap)
     ours_topic = new_topic("ours", PARTITIONS, retention_ms=_THIRTY_YEARS_MS)
     theirs_topic = f"theirs-{ours_topic}"
@@ -103,7 +103,7 @@ def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store:
     sent = peculiar_records() + alike_records(500)
     CONFLUENT.produce(theirs, theirs_topic, sent, "snappy")
     CONFLUENT.produce(store, ours_topic, sent, "zstd")
-    # MirrorMaker knows the offset of the last record for certain; of earlier ones it may give a lower one.
+    # MirrorMaker translates the offset of the last record exactly, and may give a lower one for earlier records.
     end = sum(record.partition == 0 for record in sent)
     with closing(Consumer(consumer_config(theirs.bootstrap, "readers"))) as consumer:
         eventually(lambda: _commit(consumer, TopicPartition(theirs_topic, 0, end)), "no coordinator", every_s=0.5)
@@ -167,7 +167,7 @@ def configuration(server: Served, topic: str) -> dict[str, str | None]:
 
 
 def _commit(consumer: Consumer, place: TopicPartition) -> bool:
-    """Whether it was committed: a Kafka that has only just started has no coordinator yet."""
+    """Return whether the commit succeeded: a Kafka that has only just started has no coordinator yet."""
     try:
         consumer.commit(offsets=[place], asynchronous=False)
     except KafkaException as error:

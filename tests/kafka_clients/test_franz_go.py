@@ -1,10 +1,10 @@
-"""franz-go's own tests of its client (package kgo), compiled as they are and pointed to the listener.
+"""franz-go's own tests of its client (package kgo), compiled unchanged and pointed to the listener.
 
-Those that need no broker run, too. Left out, with the reasons:
-- TestTxnEtl: transactions, which the store has not yet.
-- TestShareGroup*: share groups (KIP-932), which the store has not.
-- TestSCRAMAuth*: SASL, which the listener has not yet.
-- Test848RegexBrokerResolves: a subscription by a pattern that the broker resolves takes no internal topic here.
+Tests that need no broker run as well. These are left out:
+- TestTxnEtl: transactions, which the store does not have yet.
+- TestShareGroup*: share groups (KIP-932), which the store does not have.
+- TestSCRAMAuth*: SASL, which the listener does not have yet.
+- Test848RegexBrokerResolves: a subscription by a pattern that the broker resolves matches no internal topic here.
 """
 
 import os
@@ -25,7 +25,7 @@ LEFT_OUT = "TestTxnEtl|TestShareGroup|TestSCRAMAuth|Test848RegexBrokerResolves"
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The program of the tests, and the directory that it runs in: some look at their own sources."""
+    """Return the compiled tests and the directory that they run in, because some read their own sources."""
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         pytest.skip("Go is missing (sudo apt-get install golang-go)")

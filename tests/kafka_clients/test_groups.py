@@ -1,4 +1,4 @@
-"""Groups of other people's consumers: shares, rebalances, commits, offsets that HTTP and the clients tell alike."""
+"""Groups of other consumers: assignments, rebalances, commits, and offsets that are the same over HTTP."""
 
 import asyncio
 import threading
@@ -53,7 +53,7 @@ def test_two_members_share_and_one_takes_over(served: Served, new_topic, protoco
             assert {p.partition for member in (first, second) for p in member.assignment()} == set(range(4))
 
             def all_read() -> bool:
-                """Also by the member that has the partition now: one that has read nothing has nothing to commit."""
+                """Wait also for the member that has the partition now: without a read it has nothing to commit."""
                 seen.extend(_poll(first) + _poll(second))
                 positions = [p.offset for member in (first, second) for p in member.position(member.assignment())]
                 return positions == [100] * 4
@@ -76,7 +76,7 @@ def test_two_members_share_and_one_takes_over(served: Served, new_topic, protoco
             return len(seen) - after >= 8
 
         eventually(rest_read, "records after the takeover did not come")
-        # Commits counted: the member that took over began behind what the other one had committed.
+        # The commits took effect: the member that took over began after the other's committed offsets.
         assert sorted(seen[after:]) == [(partition, offset) for partition in range(4) for offset in (100, 101)]
         first.commit(asynchronous=False)
     assert _committed(served, f"group-{topic}", topic, 4) == dict.fromkeys(range(4), 102)
@@ -162,7 +162,7 @@ def _aiokafka_member(served: Served, group: str, topic: str) -> Iterator[Callabl
         return found
 
     with asyncio.Runner() as runner, ThreadPoolExecutor(1) as thread:
-        # Its heartbeats need a loop that runs, also while others are polled.
+        # Its heartbeats need a running loop, even while other members are polled.
         loop = runner.get_loop()
         running = thread.submit(loop.run_forever)
         try:
@@ -211,7 +211,7 @@ def test_members_of_three_kinds_are_one_group(served: Served, new_topic):
 
 
 def _members(admin: AdminClient, group: str) -> list[int]:
-    """How many partitions each member has, by Kafka's own description of the group."""
+    """Return the number of partitions of each member, by Kafka's own description of the group."""
     described = admin.describe_consumer_groups([group])[group].result(30)
     if described.state.name != "STABLE":
         return []

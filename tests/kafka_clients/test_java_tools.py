@@ -183,7 +183,7 @@ def test_the_compatibility_test_of_kafkas_clients(tools: JavaTools, new_topic):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_verifiable_clients(tools: JavaTools, new_topic, protocol: str):
-    """A consumer that ends, one that takes over, and one producer: every record once, in order."""
+    """Run a consumer that ends, one that takes over, and one producer: every record is read once, in order."""
     topic = new_topic("verifiable", 4)
     group = f"group-{topic}"
 

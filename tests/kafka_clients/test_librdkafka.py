@@ -1,6 +1,6 @@
-"""librdkafka's own suite of tests, compiled out of the source in the crate rdkafka-sys, against the listener.
+"""librdkafka's own test suite, compiled from the source in the crate rdkafka-sys, against the listener.
 
-Tests that need no broker are left to librdkafka. ``LEFT_OUT`` has the reasons for those of the others that do not run.
+Tests that need no broker are left to librdkafka. ``LEFT_OUT`` has the reason for each other test that does not run.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(4800)]
 CRATE = ROOT / "tests/kafka_clients/librdkafka"
 HOME = ROOT / ".cache/librdkafka"
 
-#: Errors of sockets that tests which run at once have closed for each other, and a flush that has 15 seconds whatever
-#: ``test.timeout.multiplier`` says. A test that has one has to pass by itself.
+#: Errors of sockets that concurrent tests have closed for each other, and a flush limited to 15 seconds whatever
+#: ``test.timeout.multiplier`` says. A test with one of these errors has to pass when it is run alone.
 MIXED_UP: Final = re.compile(
     "Socket operation on non-socket|Invalid response size 0 |Broker transport failure|Failed to flush.*Timed out"
 )
@@ -37,15 +37,15 @@ LEFT_OUT: Final[Mapping[str, Sequence[str]]] = {
     "a lot of time: it measures the performance": ("0038",),
     "times that a busy machine does not keep; both pass alone": ("0084", "0088"),
 }
-#: What is started is more than this: the suite's own list has not shrunk.
+#: More tests than this start; a smaller number means that the suite's own list has shrunk.
 RUN_MIN: Final = 70
-#: Of the whole suite, beside other tests on two cores; alone it takes a third of it.
+#: Seconds for the whole suite beside other tests on two cores; alone it takes a third of that.
 SUITE_S: Final = 1200
 
 
 @pytest.fixture(scope="module")
 def suite() -> Path:
-    """The directory of the tests, compiled."""
+    """Return the directory of the compiled tests."""
     missing = [tool for tool in ("cargo", "make", "g++") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} is missing (sudo apt-get install cargo make g++)")
@@ -69,7 +69,7 @@ def _run(command: list[str], directory: Path) -> None:
 
 
 def _run_tests(suite: Path, config: Path, output: Path, parallel: str, only: str = "") -> tuple[str, int | None]:
-    """What the runner prints, and its exit code; None if it does not end in time."""
+    """Run the tests and return the runner's output and exit code; None if it does not end in time."""
     returncode = None
     with output.open("wb") as file, contextlib.suppress(subprocess.TimeoutExpired):
         returncode = subprocess.run(
@@ -107,7 +107,7 @@ def test_the_suite_passes(suite: Path, tmp_path: Path):
         told, returncode = told + "".join(text for text, _ in again.values()), 0
     started = set(re.findall(r"=+ Running test (\w+) =+", told))
     passed = set(re.findall(r"=+ Test (\w+) PASSED =+", told))
-    # A test may find that something is missing that it needs.
+    # A test may find out that something is missing that it needs.
     left_out = set(re.findall(r"=+ Test (\w+) SKIPPED =+", told))
     assert started == passed | left_out, f"not ended: {sorted(started - passed - left_out)}"
     assert returncode == 0, told[-2000:]

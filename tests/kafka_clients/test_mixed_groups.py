@@ -1,4 +1,4 @@
-"""One group of a Kafka client and a ``logstore.Consumer``: they share the partitions, and commit for each other."""
+"""A Kafka client and a ``logstore.Consumer`` in one group share partitions and continue from each other's commits."""
 
 from contextlib import closing
 from typing import Any
@@ -49,7 +49,7 @@ def test_members_of_both_interfaces_share_a_group(store: Served, new_topic, prot
     CONFLUENT.produce(store, topic, sent, "none")
     theirs, ours = CONFIGS[protocol]
     seen: set[tuple[int, int]] = set()
-    # The Kafka client goes last: it then has all partitions.
+    # The Kafka client is the last to leave, so it has all partitions then.
     with closing(Consumer({**consumer_config(store.bootstrap, group), **theirs})) as kafka:
         kafka.subscribe([topic])
         options = {"group_id": group, "auto_offset_reset": "earliest", "enable_auto_commit": False, **ours}
@@ -74,15 +74,16 @@ def test_members_of_both_interfaces_share_a_group(store: Served, new_topic, prot
         with Admin(store.url) as admin:
 
             def has_taken_over() -> bool:
-                """It reads again what nobody had committed when a partition changed hands."""
+                """Return whether it has all partitions; it may read uncommitted records again after a rebalance."""
                 kafka.consume(1_000, 0.05)
                 read = [place for place in kafka.position(kafka.assignment()) if place.offset >= 0]
                 if read:
                     try:
                         kafka.commit(offsets=read, asynchronous=False)
                     except KafkaException as error:
-                        # The other member left a moment ago: the next answer to a heartbeat (KIP-848) or to a join
-                        # has the new one (classic: a cooperative member has partitions, and may commit, meanwhile).
+                        # The other member left a moment ago: the next response to a heartbeat (KIP-848) or to a join
+                        # has the new assignment (classic: meanwhile a cooperative member has partitions, and may
+                        # commit).
                         if error.args[0].code() not in _OF_A_REBALANCE:
                             raise
                 return len(kafka.assignment()) == 4 and admin.group_lag(group).total_lag == 0

@@ -1,4 +1,6 @@
-"""Several clients at once on one topic: one order for all who read, each writer's own order kept, nothing doubled."""
+"""Several clients write to one topic at once: all readers see one order, in which each writer's order is kept, and no
+record is there twice.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,7 +44,7 @@ def test_writers_of_all_kinds_share_a_topic(served: Served, new_topic, timestamp
 
 
 def _without_type(reading):
-    """HTTP does not tell what kind of time a record has."""
+    """Remove the timestamp type, which HTTP does not return."""
     return {
         partition: [record._replace(timestamp_type=None) for record in records]
         for partition, records in reading.items()

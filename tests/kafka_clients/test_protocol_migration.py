@@ -1,4 +1,4 @@
-"""A fleet moves from the classic protocol to KIP-848's and back, one client at a time, and goes on reading."""
+"""A fleet moves from the classic protocol to KIP-848's and back, one client at a time, and continues to read."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -22,7 +22,7 @@ PARTITIONS = 6
 
 
 class _Member:
-    """``poll`` gives the (partition, offset) of records; ``partitions`` are those that it has."""
+    """A member: ``poll`` returns (partition, offset) of records, ``partitions`` its assigned partitions."""
 
     def __init__(self, poll: Callable[[], list[tuple[int, int]]], partitions: Callable[[], set[int]]) -> None:
         self.poll = poll
@@ -100,7 +100,7 @@ def ours_consumer(served: Served, topic: str, group: str, stack: ExitStack) -> _
     "cooperative", [False, pytest.param(True, marks=pytest.mark.long)], ids=["eager", "cooperative"]
 )
 def test_a_fleet_moves_one_client_at_a_time_and_back(served: Served, new_topic, *, cooperative: bool):
-    """At each step the members share all partitions and read every record, in a group of the right kind."""
+    """Check at each step that the members share all partitions and read every record, in a group of the right kind."""
     if served.is_kafka and cooperative:
         pytest.skip("Kafka 4.1 converts no group with user data, which librdkafka's cooperative-sticky assigns")
     topic = new_topic("fleet", PARTITIONS)

@@ -1,4 +1,4 @@
-"""A store that is killed under its clients: idempotent producers lose nothing and double nothing."""
+"""A store that is killed under its clients: idempotent producers lose no record and store none twice."""
 
 import threading
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ def test_a_consumer_outlives_its_store(killed: KafkaStoreProcess):
 
         def read(count: int) -> None:
             def enough() -> bool:
-                # Errors that it says it recovers from by itself are no records.
+                # Errors from which librdkafka recovers by itself come as messages, but are no records.
                 values.extend(m.value() for m in consumer.consume(100, 0.1) if m.error() is None)
                 return len(values) >= count
 

@@ -29,7 +29,7 @@ def test_a_batch_and_a_stream_read_and_write(served: Served, new_topic, tmp_path
     if isinstance(jars, str):
         pytest.skip(jars)
     topics = {use: new_topic(f"spark-{use}", PARTITIONS) for use in ("read", "batch", "stream")}
-    # Spark's rows have no null in the place of a header's value.
+    # A header's value cannot be null in Spark's rows.
     sent = [record for record in peculiar_records() if all(value is not None for _, value in record.headers)]
     sent += alike_records(600)
     CONFLUENT.produce(served, topics["read"], sent, "zstd")

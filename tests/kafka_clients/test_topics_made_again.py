@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again under an idempotent producer: its sequence numbers go on (KIP-360)."""
+"""A topic is deleted and created again under an idempotent producer, whose sequence numbers continue (KIP-360)."""
 
 import pytest
 from confluent_kafka import KafkaException, Producer

@@ -3,14 +3,19 @@
 Those that the benches of real processes plant as well are taken from there (``tests.faults.bench.mutants``).
 """
 
+import asyncio
 import functools
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from logstore.kafka_batches.header import BatchHeader
 from tests.faults.bench import mutants
 from tests.faults.cluster import mutants as cluster_mutants
+from tests.simulation import bugs_of_replication as replication
+from tests.simulation import bugs_of_tables as tables
 from tests.simulation.process_disk import ProcessDisk
 from tests.support.faulty_filesystem import kind_of
 
@@ -103,6 +108,128 @@ def damaged_frames_count() -> None:
     scan.crc32c = lambda *_: 0  # type: ignore[attr-defined]
 
 
+# ---- the listeners --------------------------------------------------------------------------------------------------
+
+
+def fetch_session_forgets() -> None:
+    """An incremental fetch looks at the first partition of its session alone."""
+    from logstore.kafka_listener.fetch_sessions import _IncrementalFetching
+
+    _IncrementalFetching.partitions = property(  # type: ignore[assignment,method-assign]
+        lambda self: [(key, cached.asked) for key, cached in self._session.partitions.items()][:1]
+    )
+
+
+def produce_tells_the_last_offset() -> None:
+    """The answer to Produce has the offset of the last record of a batch as that of its first."""
+    from logstore.broker.produce.batches import BatchProducing
+
+    produce = BatchProducing.produce
+
+    async def produce_batches(self: BatchProducing, context: Any, requests: Any, **options: Any) -> Any:
+        counts = [[BatchHeader.read(memoryview(data)).record_count for _, data in one.batches] for one in requests]
+        produced = await produce(self, context, requests, **options)
+        for of_topic, of_one in zip(produced.outcomes, counts, strict=True):
+            for at, (outcome, count) in enumerate(zip(of_topic, of_one, strict=True)):
+                if outcome.error is None:
+                    of_topic[at] = outcome._replace(base_offset=outcome.base_offset + count - 1)
+        return produced
+
+    BatchProducing.produce = produce_batches  # type: ignore[method-assign]
+
+
+def open_outcome_is_a_refusal() -> None:
+    """A Produce whose records may be stored is answered with an error that says they are not."""
+    from logstore import errors
+    from logstore.kafka_listener import produce
+
+    number_of = produce._number_of
+    is_open = (errors.RequestTimedOutError, errors.NotEnoughReplicasAfterAppendError, errors.StorageError)
+
+    def number(error: errors.LogStoreError) -> int:
+        return errors.NotEnoughReplicasError.kafka_code if isinstance(error, is_open) else number_of(error)
+
+    produce._number_of = number
+
+
+def commit_answered_early() -> None:
+    """OffsetCommit is answered at once, and done a little later."""
+    from logstore.kafka_listener import dispatch
+    from logstore.kafka_protocol.messages import OffsetCommitResponse as Response
+
+    commit, committing = dispatch.HANDLERS[8], []
+
+    async def later(*request: Any) -> None:
+        await asyncio.sleep(0.1)
+        await commit(*request)
+
+    async def answer(store: Any, context: Any, request: Any, version: int) -> Any:
+        committing.append(asyncio.ensure_future(later(store, context, request, version)))
+        partition = Response.OffsetCommitResponsePartition
+        topics = [
+            Response.OffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[partition(partition_index=one.partition_index) for one in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+        return Response(topics=topics)
+
+    dispatch.HANDLERS[8] = answer  # type: ignore[index]
+
+
+def sessions_of_members_never_end() -> None:
+    """A member of a consumer group that is not heard of any more stays in its group, with its partitions."""
+    from consumer_offsets.groups.consumer_group import ConsumerGroup
+
+    ConsumerGroup._arm_session = lambda *_: None  # type: ignore[method-assign]
+
+
+def partitions_are_given_at_once() -> None:
+    """A member of a consumer group gets its partitions before their former owners have given them up."""
+    from consumer_offsets.groups.consumer_group import ConsumerGroup
+
+    heartbeat = ConsumerGroup._heartbeat
+
+    def with_target(self: ConsumerGroup, event: Any, now_ms: int) -> Any:
+        told = heartbeat(self, event, now_ms)
+        return replace(told, assignment=self._by_topic(self._targets.get(told.member_id, frozenset())))
+
+    ConsumerGroup._heartbeat = with_target  # type: ignore[method-assign]
+
+
+def half_a_frame_counts() -> None:
+    """What has come of a frame when a connection ends is taken for the whole of it."""
+    from logstore.kafka_listener.connection import Connection
+
+    def eof_received(self: Connection) -> bool:
+        reader = self._reader
+        arrived = reader._end - reader._start
+        if reader._long is None and arrived >= 4:
+            (size,) = struct.unpack_from(">i", reader._shared, reader._start)
+            missing = max(0, size + 4 - arrived)
+            buffer = reader.buffer()
+            if missing <= len(buffer):
+                buffer[:missing] = bytes(missing)
+                self.buffer_updated(missing)
+        return False
+
+    Connection.eof_received = eof_received  # type: ignore[method-assign]
+
+
+def read_on_at_the_end() -> None:
+    """An answer over HTTP that does not have all there is says to read on at the high watermark."""
+    from ingest_api.routers import records
+
+    respond = records.RecordsResponse
+
+    def response(*body: Any, headers: Any, **options: Any) -> Any:
+        end = {"Logstore-Next-Offset": headers["Logstore-High-Watermark"]}
+        return respond(*body, headers={**headers, **end}, **options)
+
+    records.RecordsResponse = response  # type: ignore[assignment,misc]
+
+
 _ON_ONE_NODE = {
     ack_before_fsync: 1,
     no_journal_directory_sync: 1,
@@ -115,19 +242,78 @@ _ON_ONE_NODE = {
     mutants.free_journal_before_commit: 1,
     mutants.reuse_offsets_after_restart: 1,
     mutants.forget_sequences: 1,
-    mutants.append_time_goes_back: 3,
+    mutants.append_time_goes_back: 1,
     mutants.forget_commits_at_start: 1,
     mutants.forget_offsets_at_start: 1,
+    tables.erase_from_no_journal: 4,
+    tables.erase_from_no_old_file: 4,
+    tables.erase_the_first_of_several: 4,
+    tables.erase_neighbours: 4,
+    tables.compact_to_the_first: 4,
+    tables.roll_loses_a_row: 4,
+    tables.find_the_next_offset_by_time: 4,
+    tables.skip_the_end_of_history: 4,
+    tables.delete_records_in_memory: 4,
+    tables.refuse_what_is_stored: 4,
+    tables.alter_in_memory: 4,
+    tables.delete_the_name_alone: 4,
+    tables.leave_small_files_unsynced: 4,
+    fetch_session_forgets: 1,
+    produce_tells_the_last_offset: 1,
+    commit_answered_early: 1,
+    sessions_of_members_never_end: 1,
+    partitions_are_given_at_once: 1,
+    half_a_frame_counts: 1,
+    read_on_at_the_end: 1,
+    mutants.skip_seal_check: 1,
+    mutants.pass_over_missing_records: 1,
+    mutants.commit_deleted_segments_again: 1,
+    mutants.serve_own_files_after_a_statement: 1,
+    tables.forget_erasures_at_a_kill: 1,
+    tables.move_no_log_start: 1,
+    tables.compact_too_far: 1,
+    tables.merge_loses_a_row: 1,
+    tables.read_segments_unchecked: 1,
+    tables.read_deleted_records: 1,
+    tables.give_no_new_epoch: 1,
+    tables.give_ids_twice: 1,
+    tables.commit_offsets_unsynced: 1,
 }
 _IN_A_CLUSTER = {
-    cluster_mutants.elect_without_an_epoch: 1,
     cluster_mutants.count_the_leader_alone: 4,
-    cluster_mutants.join_wherever_it_is: 4,
+    cluster_mutants.join_wherever_it_is: 1,
     cluster_mutants.tell_the_end_at_once: 2,
-    cluster_mutants.roll_all_there_is: 4,
-    cluster_mutants.lead_without_producers: 4,
-    cluster_mutants.count_producers_alone: 4,
+    cluster_mutants.lead_without_producers: 1,
     cluster_mutants.append_times_of_its_own: 2,
+    replication.snapshots_know_no_producers: 4,
+    open_outcome_is_a_refusal: 1,
+    cluster_mutants.elect_without_an_epoch: 1,
+    cluster_mutants.roll_all_there_is: 4,
+    cluster_mutants.count_producers_alone: 4,
+    cluster_mutants.stay_in_the_isr: 1,
+    cluster_mutants.trust_what_stands_beside: 1,
+    cluster_mutants.compare_no_positions: 1,
+    cluster_mutants.bring_back_what_was_truncated: 1,
+    cluster_mutants.acknowledge_with_too_few: 1,
+    cluster_mutants.hold_the_lease_for_ever: 1,
+    replication.only_the_former_isr_counts: 1,
+    replication.only_the_proposed_isr_counts: 1,
+    replication.fetches_of_other_epochs_count: 1,
+    replication.a_former_leader_moves_the_high_watermark: 1,
+    replication.join_below_the_start_of_the_epoch: 1,
+    replication.write_over_any_state: 1,
+    replication.compare_no_epochs: 1,
+    replication.truncate_to_the_high_watermark: 1,
+    replication.take_stale_answers: 1,
+    replication.adopt_no_last_roll: 1,
+    replication.join_for_what_it_was: 1,
+    replication.append_with_too_few: 1,
+    replication.know_no_producers_at_the_table: 1,
+    replication.count_truncated_batches: 1,
+    replication.remember_truncated_epochs: 1,
+    cluster_mutants.elect_without_an_epoch: 1,
+    cluster_mutants.roll_all_there_is: 1,
+    cluster_mutants.count_producers_alone: 1,
 }
 #: By name.
 BUGS: dict[str, Bug] = {

@@ -37,6 +37,10 @@ class TopicSpec:
     partitions: int
     configs: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.configs.get("cleanup.policy", "")
+
 
 class Client:
     """One caller with one request at a time."""
@@ -100,7 +104,7 @@ class Producer(Client):
             await asyncio.sleep(self.rng.expovariate(self.records_s / 6))
             topic = self.rng.choice(topics)
             partition = self.rng.randrange(topic.partitions)
-            records = self._records(f"{self._name}-{sequence}")
+            records = self._records(f"{self._name}-{sequence}", keyed=topic.compacted)
             if sequenced and identity is None and (identity := await self._new_identity(None)) is None:
                 await asyncio.sleep(_AGAIN_S)
                 continue
@@ -118,17 +122,16 @@ class Producer(Client):
             if phase != "ok":
                 await asyncio.sleep(_AGAIN_S)
 
-    def _records(self, prefix: str) -> list[Record]:
+    def _records(self, prefix: str, *, keyed: bool) -> list[Record]:
+        """``keyed``: each has a key, and some are tombstones."""
         large = self.rng.random() < 0.1
-        return [
-            Record(
-                f"{prefix}-{n}",
-                f"k{self.rng.randrange(20)}" if self.rng.random() < 0.5 else None,
-                make_value(f"{prefix}-{n}", self.rng.randint(2_000, 20_000) if large else 0, self.rng),
-                None,
-            )
-            for n in range(self.rng.randint(1, 3 if large else 12))
-        ]
+        records = []
+        for n in range(self.rng.randint(1, 3 if large else 12)):
+            key = f"k{self.rng.randrange(20)}" if keyed or self.rng.random() < 0.5 else None
+            value = make_value(f"{prefix}-{n}", self.rng.randint(2_000, 20_000) if large else 0, self.rng)
+            is_tombstone = keyed and self.rng.random() < 0.1
+            records.append(Record(f"{prefix}-{n}", key, None if is_tombstone else value, None))
+        return records
 
     async def _produce(
         self, topic: TopicSpec, partition: int, records: Sequence[Record], acks: str, identity: "_Identity | None"
@@ -150,7 +153,7 @@ class Producer(Client):
             result = await broker.produce.records.produce(
                 CLIENT,
                 broker.topics.served.topic(CLIENT, topic.name),
-                _decoded(records),
+                decoded(records),
                 partition=partition,
                 acks={"all": -1, "1": 1, "0": 0}[acks],
                 identity=sender,
@@ -320,7 +323,7 @@ class Reader(Client):
         return await self.call("committed", GroupName(group), work, lambda told: told, {"group": group, "topic": topic})
 
 
-def _decoded(records: Sequence[Record]) -> DecodedRecords:
+def decoded(records: Sequence[Record]) -> DecodedRecords:
     batch = pa.RecordBatch.from_pydict(
         {
             "timestamp": [record.timestamp for record in records],

@@ -18,7 +18,7 @@ _SETTINGS: dict[str, object] = {
     "zookeeper_session_timeout_ms": 4_000,
     "default_replication_factor": 3,
     "offsets_topic_num_partitions": 2,
-    "journal_max_bytes": 64 * 1024 * 1024,
+    "journal_max_bytes": 32 * 1024 * 1024,
 }
 _LOOK_S = 0.05
 
@@ -45,7 +45,8 @@ class Cluster:
                 random.Random(f"{seed} node {broker_id}"),
                 {**_SETTINGS, **(settings or {})},
                 note,
-                Membership(broker_id, self.zookeeper, self.network),
+                self.network,
+                Membership(broker_id, self.zookeeper),
             )
             for broker_id in range(brokers)
         }
@@ -84,6 +85,19 @@ class Cluster:
             if (state := self.state(broker_id, topic, partition)) is not None and state.leader == broker_id
         ]
         return self.nodes[max(led)[1]] if led else None
+
+    def is_whole(self) -> bool:
+        """Return whether all brokers run, and all replicas are in sync: then a disk may be lost."""
+        first = self.nodes[0].store
+        if first is None or len(self.running) < len(self.nodes):
+            return False
+        for topic in first.broker.topics.served.all(INTERNAL, include_internal=True):
+            for partition in range(len(topic.partitions)):
+                leader = self.leader(topic.name, partition)
+                state = None if leader is None else self.state(int(leader.name), topic.name, partition)
+                if state is None or state.is_under_replicated or state.is_reassigning or len(state.replicas) < 2:
+                    return False
+        return True
 
     async def eventually(self, found: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
         """Wait until ``found`` is true. AssertionError after ``within_s`` simulated seconds."""

@@ -75,6 +75,12 @@ class PlayedProcess:
             task.cancel()
 
 
+class PlayedTask(asyncio.Task[Any]):
+    """A task that knows its process."""
+
+    process: PlayedProcess | None = None
+
+
 class _Selector:
     """What the loop waits on: nothing ever comes from outside, so it lets time pass."""
 
@@ -121,16 +127,25 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
     def _make_task(
         self, _: asyncio.AbstractEventLoop, coro: Any, *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
-        process = PROCESS.get() if context is None else context.get(PROCESS)
+        task = PlayedTask(coro, loop=self, name=name, context=context)
+        task.process = process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
             process.own(task)
         return task
 
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        process = getattr(context.get("task") or context.get("future"), "process", None)
+        if process is not None and process.is_dead:
+            return  # the garbage collector ends what such a process has left
         error = context.get("exception")
         where = "" if error is None else "".join(traceback.format_tb(error.__traceback__)[-3:])
         self.errors.append(f"{context['message']}: {error!r}\n{where}")
+
+    # ---- sockets ----------------------------------------------------------------------------------------------------
+
+    async def create_server(self, protocol_factory: Callable[[], asyncio.BaseProtocol], *, sock: Any, **_: Any) -> Any:  # type: ignore[override]
+        """Listen on a socket of the simulated world (``listeners.PlayedSocket``)."""
+        return await sock.listen(protocol_factory)
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ _FIRST_PORT = 20_000
 _KERNEL_BYTES = 128 * 1024
 _HIGH_BYTES = 64 * 1024
 _SPLITS = 0.1
+#: A client sends again what is not acknowledged, at least so often.
+_SENT_AGAIN_S = 0.4
 #: A connection attempt gets no answer: it is repeated after such pauses, and fails in the end.
 _AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 #: The share of killed processes of which the other ends see nothing.
@@ -57,7 +59,13 @@ class Network:
         self._ends: dict[PlayedTransport, None] = {}
 
     def of(self, name: str) -> "NodeNetwork":
-        """Return the network as the current process sees it, on the node ``name``."""
+        """Return the network as the current process sees it, on the node ``name``.
+
+        It knows nothing of connections of clients to the process before, which was gone without a word: they are reset.
+        """
+        for end in list(self._ends):
+            if end.process is None and end.peer.name == name and end.peer.is_dead:
+                self.loop.call_later(self.rng.uniform(0, _SENT_AGAIN_S), end.was_reset)
         return NodeNetwork(self, name)
 
     # ---- faults -----------------------------------------------------------------------------------------------------
@@ -82,6 +90,13 @@ class Network:
         for end in list(self._ends):
             if {end.name, end.peer.name} == {one, other}:
                 end.break_off()
+
+    def break_clients(self, name: str) -> None:
+        """Reset the connections between a node and clients, in the middle of what is on the way."""
+        for end in list(self._ends):
+            if end.name == name and end.peer.process is None:
+                end.break_off()
+                end.peer.break_off()
 
     def process_died(self, process: PlayedProcess) -> None:
         is_silent = self.rng.random() < _VANISHES
@@ -203,16 +218,16 @@ class PlayedTransport(asyncio.Transport):
 
     def accept(self, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         """Be accepted, in the context of the process that listens."""
-        if not self._is_dead:
+        if not self.is_dead:
             self.begin(make_protocol())
 
     @property
-    def _is_dead(self) -> bool:
+    def is_dead(self) -> bool:
         return self.process is not None and self.process.is_dead
 
     def close(self) -> None:
         """Send what was written, and the end."""
-        if self._is_closing or self._is_dead:
+        if self._is_closing or self.is_dead:
             return
         self._is_closing = True
         self.write_eof()
@@ -220,7 +235,7 @@ class PlayedTransport(asyncio.Transport):
             self._lose(None)
 
     def abort(self) -> None:
-        if self._is_lost or self._is_dead:
+        if self._is_lost or self.is_dead:
             return
         self._is_closing = True
         self.pipe.lose_rest()
@@ -248,7 +263,7 @@ class PlayedTransport(asyncio.Transport):
             self._loop.call_soon(self._protocol.connection_lost, None, context=self.context)
 
     def _lose(self, error: Exception | None) -> None:
-        if self._is_lost or self._is_dead:
+        if self._is_lost or self.is_dead:
             return
         self._is_lost = self._is_closing = True
         self._inbox.clear()
@@ -256,7 +271,7 @@ class PlayedTransport(asyncio.Transport):
 
     def _tell_lost(self, error: Exception | None) -> None:
         self._forget()
-        if self._protocol is not None and not self._is_dead:
+        if self._protocol is not None and not self.is_dead:
             self._protocol.connection_lost(error)
 
     def _forget(self) -> None:
@@ -266,7 +281,7 @@ class PlayedTransport(asyncio.Transport):
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._has_sent_end or self._is_lost or self._is_dead:
+        if self._has_sent_end or self._is_lost or self.is_dead:
             return
         chunk = bytes(data)
         if not chunk:
@@ -290,7 +305,7 @@ class PlayedTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        if not self._has_sent_end and not self._is_dead:
+        if not self._has_sent_end and not self.is_dead:
             self._has_sent_end = True
             self.pipe.send(lambda: self.peer.arrive(None))
 
@@ -311,7 +326,7 @@ class PlayedTransport(asyncio.Transport):
     def _taken(self, count: int) -> None:
         """The other end has taken so many bytes."""
         self._outstanding -= count
-        if self._is_lost or self._is_dead:
+        if self._is_lost or self.is_dead:
             return
         if self._is_writing_paused and self.get_write_buffer_size() <= self._low:
             self._is_writing_paused = False
@@ -320,15 +335,15 @@ class PlayedTransport(asyncio.Transport):
             self._lose(None)
 
     def _resume_writing(self) -> None:
-        if not (self._is_lost or self._is_dead or self._is_writing_paused) and self._protocol is not None:
+        if not (self._is_lost or self.is_dead or self._is_writing_paused) and self._protocol is not None:
             self._protocol.resume_writing()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def arrive(self, chunk: bytes | None) -> None:
         """Bytes, or the end, have come."""
-        if self._is_dead or self._is_lost:
-            if chunk is not None and not self._is_dead:
+        if self.is_dead or self._is_lost:
+            if chunk is not None and not self.is_dead:
                 self.pipe.send(self.peer.was_reset)
             return
         self._inbox.append(chunk)
@@ -369,7 +384,7 @@ class PlayedTransport(asyncio.Transport):
                 self._loop.call_soon(self._read_on, context=self.context)
 
     def _read_on(self) -> None:
-        if not (self._is_dead or self._is_lost):
+        if not (self.is_dead or self._is_lost):
             self._read()
 
     def is_reading(self) -> bool:

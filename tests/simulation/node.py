@@ -5,7 +5,8 @@ import contextlib
 import errno
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.node import Store, running_store
 from logstore.settings import Settings
+from tests.simulation.listeners import listening_store
 from tests.simulation.loop import PlayedProcess, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.process_disk import ProcessDisk
@@ -28,6 +30,8 @@ _WAY_S = 0.0003
 #: A start that takes longer will not end.
 START_S = 120.0
 _BEGIN_MS = 1_700_000_000_000
+#: How much faster or slower the clocks of a node run than time passes.
+_RATE = 0.0005
 
 
 class NoConnectionError(Exception):
@@ -39,31 +43,35 @@ class ConnectionLostError(Exception):
 
 
 class PlayedClock:
-    """A node's clocks: the simulated time, from which its wall clock is ``offset_ms`` away."""
+    """A node's clocks: they run at a rate of their own, and its wall clock is ``offset_ms`` away from the true time."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop, rate: float = 1.0) -> None:
         self._loop = loop
         self.offset_ms = 0
-        self._slept_s = 0.0
+        #: What the monotonic clock showed when its rate changed last, and when that was.
+        self._shown_s, self._since, self._rate = loop.time(), loop.time(), rate
 
     def now_ms(self) -> int:
         return _BEGIN_MS + self.offset_ms + int(self.monotonic() * 1000)
 
     def monotonic(self) -> float:
-        return self._loop.time() + self._slept_s
+        return self._shown_s + (self._loop.time() - self._since) * self._rate
+
+    def drift(self, rate: float) -> None:
+        """Run at ``rate`` from now on."""
+        self._shown_s, self._since, self._rate = self.monotonic(), self._loop.time(), rate
 
     def sleep(self, seconds: float) -> None:
         """The loop cannot go on while a thread sleeps: the node's clocks alone do."""
-        self._slept_s += seconds
+        self._shown_s += seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A node's place in a cluster: its brokers share a data directory, a ZooKeeper and a network."""
+    """A node's place in a cluster: its brokers share a data directory and a ZooKeeper."""
 
     broker_id: int
     zookeeper: Ensemble
-    network: Network
 
 
 class Node:
@@ -74,19 +82,24 @@ class Node:
         rng: random.Random,
         settings: dict[str, object],
         note: Callable[..., None],
+        network: Network,
         member: Membership | None = None,
     ) -> None:
-        """``note`` is told of each call of the disk. ``directory`` is shared by the ``member``s of a cluster."""
+        """``note`` is told of each call of the disk. ``directory`` is shared by the ``member``s of a cluster; it
+        listens on ``network``.
+        """
         directory.mkdir(parents=True, exist_ok=member is not None)
         self.data = directory / "data"
-        self.clock = PlayedClock(loop)
+        self.clock = PlayedClock(loop, rng.uniform(1 - _RATE, 1 + _RATE))
         self.name = directory.name if member is None else str(member.broker_id)
         self.disk = FaultyFileSystem(directory, "" if member is None else self.name)
+        #: The name of its directory among those of brokers.
+        self.broker = "0" if member is None else self.name
         if member is not None:
             own = self.data / "brokers" / self.name
             self.disk.of_others = lambda path: path.parent == own.parent and path != own
             settings = {"broker_id": member.broker_id, "zookeeper_connect": "zookeeper:2181", **settings}
-        self._member = member
+        self._network, self._member = network, member
         self.store: Store | None = None
         #: The share of answers that do not arrive.
         self.lost_answers = 0.005
@@ -143,15 +156,18 @@ class Node:
             self.store = store
         return None
 
-    @contextlib.asynccontextmanager
-    async def _running_store(self, disk: ProcessDisk) -> AsyncIterator[Store]:
+    def _running_store(self, disk: ProcessDisk) -> AbstractAsyncContextManager[Store]:
+        network = self._network.of(self.name)
         given: dict[str, Any] = {"clock": self.clock, "filesystem": disk}
-        if (member := self._member) is not None:
-            given |= {"network": member.network.of(self.name), "zookeeper": member.zookeeper.client_of(self.name)}
-        async with running_store(self._settings, Authorizer(), Quotas(), **given) as store:
-            if store.member is not None:
-                store.member.answer_brokers(store.broker)
-            yield store
+        if self._member is not None:
+            given |= {"network": network, "zookeeper": self._member.zookeeper.client_of(self.name)}
+
+        def make_store(
+            authorizer: Authorizer, quotas: Quotas, url: str, kafka: str
+        ) -> AbstractAsyncContextManager[Store]:
+            return running_store(self._settings, authorizer, quotas, url=url, kafka=kafka, **given)
+
+        return listening_store(self._settings, network, make_store)
 
     async def stop(self) -> BaseException | None:
         """SIGTERM; with what error it ended, if with one."""

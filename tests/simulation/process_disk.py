@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from logstore.filesystem import FileSystem
+from logstore.segments import foreign_file
 from tests.simulation.loop import PlayedProcess
 from tests.support.faulty_filesystem import CrashedError
 
@@ -33,16 +34,17 @@ class ProcessDisk(FileSystem):
     """``note`` is told of each call that changes or syncs something, with its path below ``root``."""
 
     def __init__(self, disk: FileSystem, process: PlayedProcess, root: Path, note: Callable[..., None]) -> None:
-        self._disk, self._process, self._root, self._note = disk, process, root, note
+        self._disk, self._process, self._root, self._note = disk, process, f"{root}", note
         self._open: dict[int, str] = {}
 
     def _where(self, place: object) -> str:
         if isinstance(place, int):
             return self._open.get(place, "")
-        return str(place).removeprefix(str(self._root))
+        return str(place).removeprefix(self._root)
 
     def release(self) -> None:
-        """Close what is open, as the kernel does for a process that has ended."""
+        """Close what is open, as the kernel does for a process that has ended; it forgets what it has read."""
+        foreign_file._opened.clear()
         for fd in self._open:
             self._disk.close(fd)
         self._open.clear()

@@ -48,6 +48,7 @@ def worlds(seed: int, brokers: int, until: float, events: int | None, bug: str |
 def prepare(bug: str | None) -> None:
     """Make this process one that plays worlds, with a bug of the catalogue if it is named."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     if bug is not None:
         plant(bug)
 

@@ -1,13 +1,16 @@
 """The store of a simulated world as clients see it: a node, or a cluster in which they find the right broker."""
 
+import contextlib
+import enum
 import random
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from logstore.broker.context import INTERNAL
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, NotLeaderOrFollowerError
 from logstore.node import Store
 from tests.simulation.cluster import Cluster
+from tests.simulation.network import Network
 from tests.simulation.node import NoConnectionError, Node
 
 T = TypeVar("T")
@@ -26,14 +29,21 @@ class GroupName(NamedTuple):
     name: str
 
 
-Place = Log | GroupName | None
+class Controller(enum.Enum):
+    """The broker that makes and changes topics."""
+
+    CONTROLLER = enum.auto()
+
+
+CONTROLLER = Controller.CONTROLLER
+Place = Log | GroupName | Controller | None
 
 
 class Site:
-    """``nodes`` in the order of their numbers; ``cluster`` if they are brokers of one."""
+    """``nodes`` by their numbers; ``cluster`` if they are brokers of one; their listeners are on ``network``."""
 
-    def __init__(self, nodes: list[Node], cluster: Cluster | None, rng: random.Random) -> None:
-        self.nodes, self.cluster = nodes, cluster
+    def __init__(self, nodes: list[Node], cluster: Cluster | None, network: Network, rng: random.Random) -> None:
+        self.nodes, self.cluster, self.network = nodes, cluster, network
         self._rng = rng
         #: Errors of requests that are no errors of the store.
         self.unforeseen: list[str] = []
@@ -52,6 +62,20 @@ class Site:
             raise NoConnectionError
         return await node.call(work)
 
+    def require_one_leader(self, log: Log) -> None:
+        """Raise NotLeaderOrFollowerError if a former leader may still answer, with what is old: it does not reach
+        ZooKeeper, and its followers have not told it yet that they follow another one (decision 58).
+        """
+        leaders = 0
+        for node in self.nodes:
+            if node.store is not None:
+                with contextlib.suppress(LogStoreError):
+                    leaders += (
+                        node.store.broker.topics.served.topic(INTERNAL, log.topic).partition(log.partition).is_settled
+                    )
+        if leaders > 1:
+            raise NotLeaderOrFollowerError(f"{log.topic}-{log.partition} has {leaders} leaders")
+
     def _find(self, place: Place) -> Node | None:
         if self.cluster is None:
             return self.nodes[0]
@@ -59,6 +83,8 @@ class Site:
         if not running:
             return None
         match place:
+            case Controller.CONTROLLER:
+                return self.cluster.controller()
             case Log(topic, partition):
                 return self.cluster.leader(topic, partition)
             case GroupName(name):

@@ -1,4 +1,4 @@
-"""One Spark session for all tests, topics written through the real committer, and a count of opened files."""
+"""One Spark session for all tests, topics written by the real committer, and a count of opened files."""
 
 import os
 import uuid
@@ -18,13 +18,13 @@ from tests.support.server_process import ServerProcess
 from tests.support.table_paths import create_table
 from tests.support.topics import empty_segment
 
-#: Most of the time of small queries is compilation: no code is generated for each of their plans, no stage is planned
-#: anew when the last one is over, and the JVM's quick compiler is enough for the rest.
+#: Most of the time of small queries is compilation: code generation and adaptive planning are off, and the JVM's quick
+#: compiler is enough for the rest.
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
-    # A worker of Python has 15 s by default to connect, which a busy machine takes to start it.
+    # A Python worker has 15 s by default to connect, and a busy machine may need longer to start it.
     "spark.python.authenticate.socketTimeout": "120s",
 }
 
@@ -44,7 +44,7 @@ def spark(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory):
-    """One store for all tests, at an address that stays when it is restarted; each test has topics of its own."""
+    """Run one store for all tests, at an address that stays the same after a restart; each test has its own topics."""
     with ServerProcess(tmp_path_factory.mktemp("store") / "data", port=free_port()) as server:
         store = Store(server)
         yield store
@@ -52,7 +52,7 @@ def store(tmp_path_factory):
 
 
 def log_batch(start: int, end: int, *, marker: str = "") -> pa.RecordBatch:
-    """Offsets [start, end): every 7th key and every 11th value is null, every 5th record has headers."""
+    """Return offsets [start, end): every 7th key and every 11th value is null, every 5th record has headers."""
     offsets = range(start, end)
     return pa.RecordBatch.from_pydict(
         {
@@ -70,7 +70,7 @@ def log_batch(start: int, end: int, *, marker: str = "") -> pa.RecordBatch:
 
 @dataclass
 class WrittenTopic:
-    """A topic's table under ``<data>/topics``, rolled as the store does it, without a store."""
+    """A topic's table under ``<data>/topics``, rolled as the store does it, but without a running store."""
 
     data: Path
     name: str
@@ -100,7 +100,7 @@ class WrittenTopic:
 
 @pytest.fixture
 def topic(tmp_path):
-    """A function that creates one: ``topic(partitions)``."""
+    """Return a function that creates a topic: ``topic(partitions)``."""
 
     def create(partitions: int = 1, name: str | None = None) -> WrittenTopic:
         return WrittenTopic.create(tmp_path / "data", name or f"t-{uuid.uuid4().hex[:8]}", partitions)
@@ -109,7 +109,7 @@ def topic(tmp_path):
 
 
 def files_opened(frame) -> int:
-    """How many files the scans of a query read, counted by Spark itself while it ran."""
+    """Return the number of files that the scans of a query read, as counted by Spark itself."""
     frame.collect()
 
     def walk(node) -> int:

@@ -1,6 +1,6 @@
-"""A driver in a process of its own, of a cluster or of Spark Connect: a process has one or the other, once.
+"""A driver in a separate process, on a cluster or with Spark Connect: a process can have only one of them, and once.
 
-``python remote_client.py <master> <store> <topic>`` prints JSON of what it saw of the topic.
+``python remote_client.py <master> <store> <topic>`` prints as JSON what it read of the topic.
 """
 
 import json
@@ -21,7 +21,7 @@ def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"path": [logstore.__file__]})
 
 
-#: For a cluster: what makes small work quick.
+#: Settings for a cluster that make small work quick.
 QUICK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

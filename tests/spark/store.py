@@ -6,7 +6,7 @@ import httpx
 
 from tests.support.server_process import ServerProcess
 
-#: 2023-11-14T22:13:20Z: the timestamp of offset 0 in the topics here.
+#: 2023-11-14T22:13:20Z, the timestamp of offset 0 in the topics here.
 EPOCH_MS = 1_700_000_000_000
 BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
 
@@ -32,7 +32,7 @@ class Store:
         return f"/v3/clusters/{cluster}/topics"
 
     def create(self, topic: str, partitions: int = 1) -> str:
-        # A test that needs a roll asks for one: a minute, the default, may pass within a test on a busy machine.
+        # Tests that need a roll ask for it: a minute, the default, may pass within a test on a busy machine.
         configs = [{"name": "segment.ms", "value": "86400000"}]
         self.post(self.clusters(), topic_name=topic, partitions_count=partitions, configs=configs)
         return topic
@@ -41,7 +41,7 @@ class Store:
         assert self.http.delete(f"{self.url}{self.clusters()}/{topic}").is_success
 
     def produce(self, topic: str, partition: int, start: int, end: int) -> None:
-        """Records whose value is the offset that they are to get; headers, null keys and tombstones among them."""
+        """Produce records whose values are their offsets, with headers, null keys and tombstones among them."""
 
         def record(n: int) -> dict:
             return {

@@ -1,4 +1,4 @@
-"""Each statement of Spark on a topic's table, under a store that runs: what the log and Spark's readers serve then."""
+"""Spark's statements on the table of a topic that a store serves, and what the log and Spark's readers return then."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def topic(store):
-    """Three segments of 20 records in each of two partitions."""
+    """Seal three segments of 20 records in each of two partitions."""
     name = store.create(f"foreign-{next(_names)}", 2)
     for start in range(0, ROWS, 20):
         for partition in (0, 1):
@@ -41,7 +41,7 @@ def path_of(store, topic: str):
 
 
 def served(store, topic: str) -> dict[int, list[tuple[int, bytes | None]]]:
-    """What a consumer reads, by partition."""
+    """Return what a consumer reads, by partition."""
     store.post(f"/topics/{topic}/refresh")
     with Consumer(store.url, auto_offset_reset="earliest") as consumer:
         partitions = consumer.partitions_for(topic)
@@ -131,7 +131,7 @@ def test_after_a_statement_the_log_and_spark_serve_the_same_records(spark, store
 
 @pytest.mark.long
 def test_one_statement_after_another(spark, store, topic):
-    """The same at once: on what a statement left comes the next."""
+    """Run all statements one after another, each on what the one before left."""
     table = f"delta.`{path_of(store, topic)}`"
     records = dict(everything())
 
@@ -168,7 +168,7 @@ def test_one_statement_after_another(spark, store, topic):
 
 @pytest.mark.long
 def test_statements_with_deletion_vectors(spark, store, topic):
-    """The log and Spark's readers serve the same; then the feature is taken back."""
+    """Check that the log and Spark's readers return the same; then the feature is removed."""
     table = f"delta.`{path_of(store, topic)}`"
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     spark.sql(f"DELETE FROM {table} WHERE offset IN (7, 59)")
@@ -195,8 +195,8 @@ def test_statements_with_deletion_vectors(spark, store, topic):
     check()
 
 
-#: Statements by which Spark turns each feature on, where that is not by its name alone. A feature that Spark does not
-#: turn on for an existing table, or not for one with partitions, is left out.
+#: Statements by which Spark turns on each feature that needs more than its name. Features that Spark cannot turn on for
+#: an existing table, or for a partitioned one, are left out.
 TURN_ON = {
     "columnMapping": "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
     "typeWidening": "SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
@@ -228,7 +228,7 @@ BY_NAME = (
 @pytest.mark.long
 @pytest.mark.parametrize("feature", [*TURN_ON, *BY_NAME])
 def test_each_feature_of_spark_is_taken_back(spark, store, topic, feature):
-    """Spark reads our commits to a table with the feature, and writes to the table again when it is taken back."""
+    """Read the store's commits to a table with the feature with Spark, and write to the table again without it."""
     table = f"delta.`{path_of(store, topic)}`"
     how = TURN_ON.get(feature, f"SET TBLPROPERTIES ('delta.feature.{feature}' = 'supported')")
     spark.sql(f"ALTER TABLE {table} {how}")

@@ -30,7 +30,7 @@ def test_the_newest_position_is_committed_and_trouble_is_told_once(store, caplog
     committer.flush(10)
     assert committed() == [1, 2]
 
-    # A group that was deleted begins again with all positions.
+    # A deleted group begins again with all positions.
     admin.delete_group("committer")
     committer.offer(at(1, 3))
     committer.flush(10)
@@ -55,7 +55,7 @@ def test_the_newest_position_is_committed_and_trouble_is_told_once(store, caplog
     assert warning.startswith("offsets of a query are not committed to group committer: ")
     assert warning.endswith("; the query goes on, and each trigger tries again")
 
-    # Another topic of the name: nothing is committed to it.
+    # Nothing is committed to another topic of the same name.
     store.delete(topic)
     store.create(topic, 2)
     committer.offer(at(10, 10))

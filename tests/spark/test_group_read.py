@@ -1,4 +1,4 @@
-"""A consumer group reads a real store with Spark: from what it has committed to the end, each record once."""
+"""A consumer group reads a real store with Spark: from its committed offsets to the end, each record once."""
 
 import contextlib
 import logging
@@ -57,7 +57,7 @@ def test_batches_are_every_record_once_in_history_and_tail_of_several_topics(spa
             assert len(read) == sum(end - start for start, end in spans(batch).values())
             seen += read
             if number == 0:
-                # Records produced after the batch was made belong to the next one.
+                # Records produced after the batch was planned belong to the next one.
                 store.produce(one, 1, 3, 5)
                 first = {place: end for place, (_, end) in spans(batch).items()}
         if number == 0:
@@ -87,7 +87,7 @@ def test_a_failed_batch_is_read_again_and_an_explicit_commit_counts_at_once(spar
         assert places(batch.df) == [(topic, 0, 10), (topic, 0, 11)]
         batch.commit()
         admin.commit_offsets("failing", {(topic, 0): 5})
-    # Committed once: the end of the block does not overwrite a later commit.
+    # The batch was committed already: the end of the block does not overwrite a later commit.
     assert committed(admin, "failing") == {(topic, 0): 5}
 
 

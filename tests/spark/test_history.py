@@ -1,4 +1,4 @@
-"""Sealed history, read by Spark with no store running: exact records, and no file opened in vain."""
+"""Sealed history, read by Spark without a running store: exact records, and no file is opened in vain."""
 
 import datetime as dt
 import shutil
@@ -91,7 +91,7 @@ def test_segments_without_records_are_read_as_nothing_and_not_opened(spark, topi
     assert {(r.partition, r.offset) for r in frame.collect()} == records
     inside = read_offsets(spark, t.name, {0: 160, 1: 10, 2: 150}, {0: 305, 1: 90, 2: 380}, storage=t.data)
     assert inside.count() == 0
-    # The first offset of a time or later, over segments that have none.
+    # The first offset at or after this time lies behind segments without records.
     at = dt.datetime.fromtimestamp(EPOCH_MS / 1000 + 149.5, dt.UTC)
     later = read_offsets(spark, t.name, at, "latest", storage=t.data)
     assert sorted((r.partition, r.offset) for r in later.collect()) == [(0, o) for o in range(310, 360)]
@@ -133,7 +133,7 @@ def test_a_range_may_be_one_of_times(spark, topic):
 
 @pytest.mark.long
 def test_a_read_of_different_ranges_opens_only_their_files(spark, topic):
-    """A disjunction over partition and offset would open every range's files in every partition."""
+    """Give each partition its own filter: a disjunction would open every range's files in every partition."""
     t = topic(3)
     for p in range(3):
         t.roll(p, 0, 1000)
@@ -189,7 +189,7 @@ def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
 @pytest.mark.long
 @pytest.mark.parametrize("commits", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
-    """With fewer commits than the first one had, and with more."""
+    """Make the topic again with fewer commits than the first one had, and with more."""
     t = topic(1)
     for start in range(0, 60, 20):
         t.roll(0, start, start + 20)
@@ -209,7 +209,7 @@ def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, t
 
 
 def test_the_first_commit_may_have_been_cleaned_up(spark, topic):
-    """The id of the table is then in checkpoints alone."""
+    """Read the id of the table, which is then only in checkpoints."""
     t = topic(1)
     t.roll(0, 0, 20)
     deltalake.DeltaTable(path_of(t.table)).create_checkpoint()
@@ -296,7 +296,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
-    """A session of ours has switched on Parquet's checksums of pages; without them the read gives another value."""
+    """Turn on Parquet's page checksums, as our sessions do; without them the read returns another value."""
     with SegmentWriter(open_table(tmp_path), 0, 0, 40, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
         file = tmp_path / writer.finish().path
@@ -305,6 +305,6 @@ def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
     value = bytes(good[0][0])
     assert content.count(value) == 1
     file.write_bytes(content.replace(value, bytes([value[0] ^ 1]) + value[1:]))
-    # Spark keeps checksums of its own beside files that it wrote; this one has none.
+    # Spark keeps its own checksums beside files that it wrote; this file has none.
     with pytest.raises(Exception, match="could not verify page integrity"):
         spark.read.parquet(str(file)).agg({"value": "max"}).collect()

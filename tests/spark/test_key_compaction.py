@@ -1,4 +1,4 @@
-"""Key compaction by Spark: against a model, under streams, and of the store's own topic."""
+"""Key compaction by Spark: compared with a model, under streams, and on the store's own topic."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def compacted(topic: KeyedTopic, now_ms: int = NOW_MS):
 
 
 class Model:
-    """One partition: offset to record, and when each was compacted first."""
+    """The expected partition: its records by offset, and when each was first compacted."""
 
     def __init__(self) -> None:
         self.records: dict[int, Record] = {}
@@ -52,7 +52,7 @@ class Model:
 
 
 def test_rounds_of_random_history_are_the_models(spark, tmp_path):
-    """Three partitions, two rounds a day apart; in the last the newest segment is too young to be compacted."""
+    """Compact three partitions in two rounds a day apart; in the last, the newest segment is too young to compact."""
     rng = random.Random(4)
     topic = KeyedTopic.create(
         tmp_path,
@@ -105,7 +105,7 @@ def test_rounds_of_random_history_are_the_models(spark, tmp_path):
 
 @pytest.mark.long
 def test_a_stream_notices_no_compaction(spark, tmp_path):
-    """Each record once, whatever happens to the files; retention asks for ignoreDeletes."""
+    """Read each record once, whatever happens to the files; retention needs ignoreDeletes."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact,delete")
     seen = []
 

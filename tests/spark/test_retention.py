@@ -43,7 +43,7 @@ def test_plain_readers_agree_with_the_log_start(spark, tmp_path):
         assert topic.contents(partition) == {o: r for o, r in whole[partition].items() if o >= start}
     sizes = [f.size for p in range(3) for f in topic.table.snapshot().segments(p)]
     assert report.after == Totals(4, 18, sum(sizes)), "of a partition without records one segment stays, for its state"
-    # Removed files in one commit, rewritten ones in the next: rule R6.
+    # One commit removes whole files, and the next one rewrites files: rule R6.
     removed, cut = ([json.loads(line) for line in topic.log_entry(version)] for version in report.versions)
     assert {a["remove"]["dataChange"] for a in removed if "remove" in a} == {True}
     assert not any("add" in action for action in removed)

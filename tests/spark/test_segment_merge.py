@@ -1,4 +1,4 @@
-"""A backlog that Spark joins, and what Spark's own readers see of a merge."""
+"""Spark merges a backlog of segments, and its own readers read beside the merge."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_spark_joins_a_backlog_and_its_streams_see_no_row_again(spark, tmp_path,
     stream = spark.readStream.format("delta").load(path).select("partition", "offset")
 
     def read_on() -> int:
-        """Rows that the stream has got so far."""
+        """Return the number of rows that the stream has got so far."""
         sink = stream.writeStream.format("parquet").option("path", str(tmp_path / "sink"))
         sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
             availableNow=True

@@ -1,4 +1,4 @@
-"""A session: its settings, the user's settings that it leaves alone, and executors that work from anywhere."""
+"""A session: its settings, the user's settings that it keeps, and executors that work from any directory."""
 
 import os
 import subprocess
@@ -39,7 +39,8 @@ def test_a_setting_that_is_no_text_is_refused_by_name():
 
 
 def test_spark_connect_without_its_libraries_says_what_to_install(tmp_path):
-    # In a process of its own: here they are installed. Spark takes a main module without a file for its own doctests.
+    # A separate process is used because here the packages are installed. Spark takes a main module without a file for
+    # its own doctests.
     script = tmp_path / "connect.py"
     script.write_text(
         "import sys; sys.modules['grpc'] = None\nimport logstore.spark as s\n"
@@ -79,7 +80,7 @@ def test_a_wrong_query_raises_and_prints_nothing_besides(spark, capfd):
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path):
-    """The session is started in a process of its own, because a JVM runs already in this one."""
+    """Start the session in a separate process, because a JVM already runs in this one."""
     script = "import logstore.spark as s\ntry:\n    s.session()\nexcept Exception as e:\n    print(type(e).__name__, e)"
     ran = subprocess.run(
         [sys.executable, "-c", script],

@@ -1,4 +1,4 @@
-"""Settings of a user's session change no read and no write: each way, under each setting, in one shared session."""
+"""A user's session settings change no read and no write: each way of reading, with each setting, in one session."""
 
 import itertools
 from contextlib import contextmanager
@@ -24,8 +24,8 @@ ROWS = [
     for n in range(END)
 ]
 
-#: Settings that are on together. Delta parses the names of the columns with statistics as SQL, where ``offset`` is a
-#: reserved word under ``spark.sql.ansi.enforceReservedKeywords``: such a session cannot read our tables.
+#: Settings that are turned on together. Delta parses the names of the columns with statistics as SQL, where ``offset``
+#: is a reserved word under ``spark.sql.ansi.enforceReservedKeywords``: such a session cannot read our tables.
 SETTINGS = {
     "types, names and batches": {
         "spark.sql.timestampType": "TIMESTAMP_NTZ",
@@ -93,7 +93,7 @@ def settings(spark, given: dict[str, str]):
 
 @pytest.fixture(scope="module")
 def topic(spark, store):
-    """Sealed records and a tail."""
+    """Create a topic with sealed records and a tail."""
     register(spark)
     name = store.create("settings", 2)
     store.produce(name, 0, 0, SEALED)
@@ -106,7 +106,7 @@ _names = itertools.count()
 
 
 def rows_of(frame, *, headers: bool = True) -> list[tuple]:
-    """The records of a DataFrame, sorted by offset, as ``ROWS``; its time as µs, whatever the session's zone is."""
+    """Return the records of a DataFrame by offset, as in ``ROWS``; the time is in µs in any time zone."""
     columns = ["`offset`", "unix_micros(`timestamp`) us", "`key`", "`value`", *(["`headers`"] if headers else [])]
     found = sorted(frame.selectExpr(*columns).collect(), key=lambda row: row.offset)
     return [
@@ -182,7 +182,7 @@ def sink(spark, store, topic, path):
     copy = store.create(f"settings-copy-{next(_names)}")
     records = source(spark.read, store, topic, **{"bootstrap.servers": store.url}).drop("topic", "partition")
     write = records.sortWithinPartitions("`offset`").write.format("logstore").mode("append")
-    # Without mergeSchema Spark 4.2 itself fails where Delta's autoMerge is on.
+    # Without mergeSchema, Spark 4.2 itself fails where Delta's autoMerge is on.
     write.options(topic=copy, mergeSchema="false", **{"bootstrap.servers": store.url}).save()
     with Consumer(store.url, auto_offset_reset="earliest") as consumer:
         [place] = consumer.partitions_for(copy)
@@ -214,7 +214,7 @@ def test_each_way_is_the_same_whatever_the_session_says(spark, store, topic, tmp
         way(spark, store, topic, tmp_path)
 
 
-#: With these a scan leaves records out, and says nothing.
+#: With these settings a scan leaves out records without an error.
 LOSSY = {
     "spark.sql.files.ignoreCorruptFiles": "true",
     "spark.sql.files.ignoreMissingFiles": "TRUE",

@@ -1,7 +1,7 @@
-"""The sink writes to a real store: what it takes and refuses, and what a second try stores.
+"""The sink writes to a real store: what it accepts and refuses, and what a retry stores.
 
-Tasks of these tests fail for real, in a function that Spark runs before the writer; ``test_sink_killed`` has the tries
-that Spark itself makes.
+Tasks of these tests fail for real, in a function that Spark runs before the writer; ``test_sink_killed`` has retries by
+Spark itself.
 """
 
 import time
@@ -21,12 +21,12 @@ from tests.support.stored_records import stored_records
 
 pytestmark = pytest.mark.spark
 
-#: So that a task of few rows makes several requests.
+#: Requests are this small so that a task of few rows makes several of them.
 SMALL = {"kafka.max.request.size": "20000"}
 
 
 class UncommittedSource(LogStoreSource):
-    """A query ends between the writes of its tasks and the commit of their batch."""
+    """Ends a query between the writes of its tasks and the commit of their batch."""
 
     @classmethod
     def name(cls):
@@ -77,7 +77,7 @@ def test_a_batch_has_all_fields_of_records_in_the_partitions_that_they_name(spar
     (empty,) = [record for records in found.values() for record in records if record.key is None]
     assert empty[3:] == (None, None, None)
     assert empty.timestamp_ms >= before_ms
-    # Kafka's murmur2 sends alice to the partition to which the store sends her over HTTP.
+    # Kafka's murmur2 gives alice the same partition as the store does over HTTP.
     place = store.post(
         f"/topics/{other}",
         headers={"Content-Type": "application/vnd.kafka.binary.v2+json"},
@@ -99,7 +99,7 @@ def test_a_try_that_failed_in_the_middle_adds_nothing_twice_and_other_rows_under
                     raise ValueError("in the middle")
                 yield batch
 
-        # The values are long: Spark sends them on in buffers of 64 KiB.
+        # The values are long: Spark forwards them in buffers of 64 KiB.
         numbered = spark.range(0, 1000, 1, 2).mapInArrow(pass_on, "id bigint")
         return numbered.selectExpr(f"rpad(concat({text}), 1000, '.') AS value")
 
@@ -111,7 +111,7 @@ def test_a_try_that_failed_in_the_middle_adds_nothing_twice_and_other_rows_under
         first = values(store, topic)
         assert 0 < len(first) < 1000
         assert set(first) < set(everything)
-        # A task that ended early has sent full requests only: 19 of these rows, as a second try will.
+        # A task that ended early has sent only full requests, of 19 of these rows, and so will a retry.
         of_failed = [value for value in first if 500 <= int(value.rstrip(b".")) < 1000]
         assert len(of_failed) % 19 == 0
     finally:
@@ -123,7 +123,7 @@ def test_a_try_that_failed_in_the_middle_adds_nothing_twice_and_other_rows_under
     with pytest.raises(PySparkException, match="An earlier try of this task wrote other rows to topic 'sink-again'"):
         write(rows("'x', id"), store, topic, **again)
     assert values(store, topic) == everything
-    # Another write is another one, and without idempotence the same one is stored again.
+    # Another write has other ids, and without idempotence the same write is stored again.
     write(rows(), store, topic, **(again | {"txnVersion": "8"}))
     write(rows(), store, topic, **again, **{"kafka.enable.idempotence": "false"})
     assert Counter(values(store, topic)) == dict.fromkeys(everything, 3)
@@ -204,7 +204,7 @@ def test_a_store_that_creates_topics_creates_them_and_one_that_goes_away_is_told
             rows = pa.record_batch({"value": ["late"]})
             try:
                 planned.write(iter([rows]))
-            except Exception as error:  # noqa: BLE001 (whatever it is, the test is to see it)
+            except Exception as error:  # noqa: BLE001 - the test shows whatever it is
                 yield pa.record_batch({"line": [f"{type(error).__name__}: {error}"]})
 
         began = time.monotonic()

@@ -44,7 +44,7 @@ def reader(store, **options) -> FilteredBatchReader:
 
 
 def read(read_by: FilteredBatchReader, *filters) -> list[tuple[str, int, int]]:
-    """Topic, partition and offset of all rows, in the order of tasks; they are the only ones of their slices."""
+    """Return topic, partition and offset of all rows, in the order of tasks; each task returns exactly its slice."""
     read_by.pushFilters(list(filters))
     rows = []
     for part in read_by.partitions():
@@ -64,7 +64,7 @@ def by_partition(topic, *numbers):
 
 @pytest.fixture(scope="module")
 def filled(store):
-    """Partition 0 has offsets 0 to 99, 60 of them sealed in two files, and partition 1 has 0 to 29, sealed."""
+    """Seal 60 of the 100 offsets of partition 0 in two files, and all 30 of partition 1."""
     topic = "source-batch"
     configs = [{"name": "segment.ms", "value": "3600000"}]
     store.post(store.clusters(), topic_name=topic, partitions_count=3, configs=configs)
@@ -85,7 +85,8 @@ def test_offsets_and_times_choose_the_records(store, filled):
     assert chosen(startingOffsets=by_partition(filled, 50, -2, 0), endingOffsets=by_partition(filled, 70, 3, -1)) == (
         rows_of(filled, p0=(50, 70), p1=(0, 3))
     )
-    # Offset n has the time EPOCH_MS + n. A time without a record is the latest at the end, and at the start if asked.
+    # Offset n has the time EPOCH_MS + n. An ending time after the last record means the end of the log, a starting time
+    # only with the strategy "latest".
     times = {"startingTimestamp": str(EPOCH_MS + 15), "startingOffsetsByTimestampStrategy": "latest"}
     assert chosen(**times, startingOffsets="earliest") == rows_of(filled, p0=(15, 100), p1=(15, 30))
     assert chosen(**times, endingTimestamp=str(EPOCH_MS + 65)) == rows_of(filled, p0=(15, 65), p1=(15, 30))
@@ -148,7 +149,7 @@ def test_filters_leave_out_partitions_files_and_tails(store, filled):
         left = pushed.pushFilters(list(filters))
         return [(s.partition, s.start, s.end, len(s.files)) for s in pushed.partitions()], left
 
-    at = lambda n: TIME + timedelta(milliseconds=n)  # noqa: E731 - a time of an offset
+    at = lambda n: TIME + timedelta(milliseconds=n)  # noqa: E731 - the time of an offset
     partition, offset, timestamp = ("partition",), ("offset",), ("timestamp",)
     assert planned() == ([(0, 0, 60, 2), (0, 60, 100, 0), (1, 0, 30, 1)], [])
     assert planned(EqualTo(partition, 1)) == ([(1, 0, 30, 1)], [])
@@ -164,11 +165,11 @@ def test_filters_leave_out_partitions_files_and_tails(store, filled):
     ]:
         filters = [GreaterThanOrEqual(timestamp, at(first))] + ([LessThan(timestamp, at(last))] if last else [])
         assert planned(*filters) == (slices, filters)
-    # The end of a file's times is known, that of the tail is not.
+    # The last time of a file is known, that of the tail is not.
     until = LessThan(timestamp, at(10))
     assert planned(until) == ([(0, 0, 40, 1), (0, 60, 100, 0), (1, 0, 30, 1)], [until])
     nothing = reader(store, subscribe=filled)
-    # Spark makes a task where there is none.
+    # Spark makes a task even if there is no partition.
     assert list(nothing.read(InputPartition(None))) == []
 
 
@@ -196,7 +197,7 @@ def test_records_that_are_gone_fail_the_read_or_are_left_out(store, caplog):
 
 def test_a_tail_that_is_removed_before_its_read_is_a_loss_and_no_record_comes_twice(store, caplog):
     for fail in ("true", "false"):
-        # Of its own: what is removed is rolled, and files stay readable for slices that name them.
+        # Each round needs another topic: removed records are rolled, and files stay readable for slices that name them.
         topic = store.create(f"source-overtaken-{fail}")
         for start in range(0, 60, 20):
             store.produce(topic, 0, start, start + 20)
@@ -249,7 +250,7 @@ def test_who_gives_the_port_of_something_else_is_told(store, filled):
     port = "names the HTTP port of a store .*not a listener of Kafka"
     with pytest.raises(StoreUnreachableError, match=rf"No store answers at http://127.0.0.1:\d+ .*{port}"):
         read(reader(store, **hurried, bootstrap__servers=f"127.0.0.1:{free_port()}"))
-    # A Kafka broker takes "GET " for a length that is too large, and hangs up.
+    # A Kafka broker reads "GET " as a length that is too large, and closes the connection.
     answers = {b"": NetworkError, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]": LogStoreError}
     for answer, error in answers.items():
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -297,12 +298,12 @@ def test_spark_reads_the_columns_of_its_kafka_source(spark, store, filled):
         assert r.headers == ([("h", str(n).encode()), ("n", None)] if n % 5 == 0 else None)
         assert r.timestampType == (1 if r.topic == appended else 0)
         assert (r.us == (EPOCH_MS + n) * 1000) == (r.topic == filled)
-    # Sealed records and those of the tail, with less of each.
+    # Reads of fewer columns and records include sealed records and those of the tail.
     few = load(columns="headers,OFFSET", startingOffsets=by_partition(filled, 50, 30, 0))
     assert few.columns == ["headers", "offset"]
     assert sorted(r.offset for r in few.where("headers IS NOT NULL").collect()) == [*range(50, 100, 5)]
     assert load(columns="partition").groupBy("partition").count().sort("partition").collect() == [(0, 100), (1, 30)]
-    # Filters come through: one task for the tail, and what Spark filters afterwards.
+    # Filters are pushed down: there is one task, for the tail, and Spark filters the rest afterwards.
     one = load(pushFilters="true").where(
         f"partition = 0 and offset >= 70 and timestamp < timestamp_millis({EPOCH_MS + 75})"
     )
@@ -312,7 +313,7 @@ def test_spark_reads_the_columns_of_its_kafka_source(spark, store, filled):
     whole = load()
     assert whole.where("offset < 10").count() == 20
     assert whole.count() == 130
-    # What is wrong in any case is told when the frame is made.
+    # Errors that do not depend on the topic are raised when the frame is made.
     with pytest.raises(AnalysisException, match=r"InvalidRequestError: minPartitions must be positive: .*got '0'"):
         load(minPartitions="0")
     with pytest.raises(

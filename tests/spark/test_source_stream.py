@@ -1,4 +1,4 @@
-"""Streaming queries of format("logstore") on a real store: each record once, restarts, topics that come and go, lag."""
+"""Streaming queries of format("logstore") on a real store: each record once, restarts, new and deleted topics, lag."""
 
 import json
 
@@ -33,7 +33,7 @@ def admin(store):
 
 
 class Query:
-    """A streaming query that keeps the places of its records by batch; it can be run again."""
+    """A streaming query that keeps the places of its records by batch, and can be run again."""
 
     def __init__(self, spark, store, checkpoint, **options):
         self.spark = spark
@@ -52,7 +52,7 @@ class Query:
         return write.trigger(**trigger).start()
 
     def run(self, **trigger):
-        """To the end. The query, and the places that it has read in this run."""
+        """Run to the end; return the query, and the places that it has read in this run."""
         self.batches = {}
         query = self.start(**(trigger or NOW))
         query.awaitTermination()
@@ -84,7 +84,7 @@ def test_a_query_reads_each_record_once_and_shows_its_progress_and_its_lag(spark
     )
     run, read = query.run()
     assert read == places(topic, range(80), range(40))
-    # In proportion, and the rest although it is less than the minimum.
+    # The limit is shared in proportion, and the rest is read although it is less than the minimum.
     assert [len(batch) for batch in query.batches.values()] == [60, 60]
     assert query.batches[0] == places(topic, range(40), range(20))
     ids = {"topic_ids": {topic: admin.describe_topic(topic).topic_id}}
@@ -95,11 +95,11 @@ def test_a_query_reads_each_record_once_and_shows_its_progress_and_its_lag(spark
     first, last = run.recentProgress[0], run.lastProgress
     assert records_behind(first).by_topic == {topic: {0: 40, 1: 20}}
     assert records_behind(run).total == records_behind(last).total == records_behind(last.json).total == 0
-    # The last batch is committed, too.
+    # The last batch is committed as well.
     assert committed(admin, "spark") == {(topic, 0): 80, (topic, 1): 40}
     assert admin.group_lag("spark").total_lag == 0
 
-    # A restart goes on where the query was, takes a new partition, and with Trigger.Once all there is.
+    # A restart continues where the query was, takes the new partition, and with Trigger.Once reads everything.
     admin.add_partitions(topic, 3)
     store.produce(topic, 0, 80, 150)
     store.produce(topic, 2, 0, 5)
@@ -107,7 +107,7 @@ def test_a_query_reads_each_record_once_and_shows_its_progress_and_its_lag(spark
     run, read = query.run(once=True)
     assert read == places(topic, range(80, 150), range(0), range(5))
     assert list(query.batches) == [2]
-    # Nothing new: no batch.
+    # There are no new records, so there is no batch.
     assert query.run()[1] == []
     assert not query.batches
     assert committed(admin, "spark") == {(topic, 0): 150, (topic, 1): 40, (topic, 2): 5}
@@ -145,7 +145,7 @@ def test_a_first_batch_that_failed_is_repeated_as_it_was(spark, store, tmp_path)
     failing = query.start(processingTime="1 hour")
     eventually(lambda: failing.lastProgress)
     failing.stop()
-    # As if the driver had been killed before Spark noted that batch 0 was complete.
+    # The checkpoint is now as if the driver had been killed before Spark noted that batch 0 was complete.
     (tmp_path / "commits" / "0").unlink()
     (tmp_path / "commits" / ".0.crc").unlink()
     store.produce(topic, 0, 5, 9)
@@ -160,7 +160,7 @@ def test_a_repeated_first_batch_begins_where_latest_was(store):
     first, restarted = StreamReader(options), StreamReader(options)
     start = first.initialOffset()
     store.produce(topic, 0, 5, 9)
-    # Spark asks for it once more, and writes only the end down.
+    # Spark asks for the initial offset again, and logs only the end.
     assert first.initialOffset() == start
     end = json.loads(json.dumps(first.latestOffset(start, ReadAllAvailable())))
     store.produce(topic, 0, 9, 12)
@@ -205,7 +205,7 @@ def test_a_query_that_is_behind_sees_what_another_writer_changed_meanwhile(store
 
 @pytest.mark.long
 def test_a_first_batch_that_failed_is_repeated_although_the_topic_has_another_partition(spark, store, admin, tmp_path):
-    """Whether Spark had written the batch's offsets down before, or not."""
+    """Repeat the batch, whether or not Spark had logged its offsets before."""
     for offsets_are_logged in (True, False):
         topic = store.create(f"stream-first-{offsets_are_logged}")
         store.produce(topic, 0, 0, 9)
@@ -213,7 +213,7 @@ def test_a_first_batch_that_failed_is_repeated_although_the_topic_has_another_pa
         checkpoint = tmp_path / topic
         query = Query(spark, store, checkpoint, subscribe=topic, startingOffsets=starting)
         assert query.run()[1] == places(topic, range(2, 9))
-        # As if the driver had been killed in that batch.
+        # The checkpoint is now as if the driver had been killed in that batch.
         for log in ("commits", "offsets")[: 1 if offsets_are_logged else 2]:
             for file in (checkpoint / log).iterdir():
                 file.unlink()

@@ -29,7 +29,7 @@ def offsets(frame) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def flights(store):
-    """Two partitions, each with a history of 40 records and a tail of 20."""
+    """Create two partitions, each with a history of 40 records and a tail of 20."""
     store.create("flights", 2)
     for partition in range(2):
         store.produce("flights", partition, 0, 40)
@@ -53,7 +53,7 @@ def test_the_table_function_reads_history_and_tail(spark, store, flights, monkey
         EPOCH_MS + 52,
         0,
     )
-    # Over the border, by words, by times, and by what a query finds.
+    # Ranges cross the border of history and tail, and are given by words, by times, and by a query.
     for start, end, wanted in (
         ("""'{"0": 30, "1": "latest"}'""", "'latest'", {0: [*range(30, 60)]}),
         ("""'{"0": -2, "1": 50}'""", """'{"0": 1, "1": -1}'""", {0: [0], 1: [*range(50, 60)]}),
@@ -170,24 +170,24 @@ def test_json_becomes_variant_or_columns_and_what_is_broken_is_kept(spark):
     assert [row.value is None for row in rows] == [False, *[True] * 6]
 
 
-#: Each document with its reason as VARIANT, and as a struct with a column of text; None: it is parsed.
+#: Each document with the reason why it is refused as VARIANT, and as a struct with a text column; None if it is parsed.
 DOCUMENTS = {
     ' {"a": 1}\n ': (None, None),
     "null": (None, MISFIT),
-    # Text behind a document, also where it closes what this package puts around it.
+    # There is text behind the document, in some cases text that closes what this package puts around it.
     '{"a": 1} x': (NOT_JSON, NOT_JSON),
     '{"a": 1}{"a": 2}': (NOT_JSON, NOT_JSON),
     '{"a": 1}, {"a": 2}': (NOT_JSON, NOT_JSON),
     '{"a": 1}, "z": 2': (NOT_JSON, NOT_JSON),
     '{"a": 1}] x': (NOT_JSON, NOT_JSON),
     '{"a": 1}], "z": [2': (NOT_JSON, NOT_JSON),
-    # What Spark's JSON source takes and JSON is not.
+    # Spark's JSON source accepts these, but they are not JSON.
     "{'a': 1}": (NOT_JSON, NOT_JSON),
     '{"a": NaN}': (NOT_JSON, NOT_JSON),
     '{"a": -Infinity}': (NOT_JSON, NOT_JSON),
     '{"a": 1, "a": 2}': (NO_VARIANT, None),
     '{"a": "\\ud800"}': (NO_VARIANT, None),
-    # Digits.
+    # Numbers have many digits.
     '{"a": 1.2345678901234567890123}': (None, None),
     '{"a": [12345678901234567890123456789012345678]}': (None, None),
     '{"a": 123456789012345678901234567890123456789}': (TOO_MANY_DIGITS, None),

@@ -28,7 +28,7 @@ CONFIGS = {
 
 
 class Load(BackgroundLoad):
-    """Records of few keys all the time, a roll now and then, and one job after the other."""
+    """Produces records of few keys all the time, rolls now and then, and runs one job after the other."""
 
     def __init__(self, store, topic: str) -> None:
         super().__init__([self._produce, self._work])
@@ -55,7 +55,7 @@ class Load(BackgroundLoad):
             while not self._stop.wait(0.1):
                 admin.roll(self._topic)
                 for at in _committed(admin):
-                    # What the stream has read may go, and no more.
+                    # Only records that the stream has read are deleted.
                     admin.delete_records(at.topic, at.partition, at.offset)
                 for job in ("compact", "merge", "retention", "vacuum"):
                     with job_context(round(time.time() * 1000)) as context:
@@ -77,7 +77,7 @@ def _committed(admin: Admin):
 def test_a_stream_sees_every_record_that_survives_once_and_in_order(spark, store, tmp_path):
     spark.dataSource.register(LogStoreSource)
     topic = "stream-beside-jobs"
-    # By batch: Spark repeats one that it was stopped in.
+    # Records are kept by batch, because Spark repeats a batch that was interrupted.
     batches: dict[int, list[tuple[int, int, bytes, bytes | None]]] = {}
     source = spark.readStream.format("logstore").option("bootstrap.servers", store.url).option("subscribe", topic)
     source = source.option("startingOffsets", "earliest").option("group", GROUP).option("maxOffsetsPerTrigger", 1_500)
@@ -95,7 +95,7 @@ def test_a_stream_sees_every_record_that_survives_once_and_in_order(spark, store
             if trigger.get("availableNow"):
                 query.awaitTermination()
                 return
-            # Till it has read what there was, and then through some more rounds of jobs.
+            # The stream reads what there was, and then continues through some more rounds of jobs.
             end = SEGMENTS * RECORDS
             until = time.monotonic() + 200
             while time.monotonic() < until and query.isActive:

@@ -1,5 +1,5 @@
-"""What a stream over a topic's table (``spark.readStream.format("delta")``) gets after each statement of others: the
-table in docs/your-topic-as-a-table.md.
+"""The rows that a stream over a topic's table (``spark.readStream.format("delta")``) gets after each statement of other
+writers: the table in docs/your-topic-as-a-table.md.
 """
 
 import pytest
@@ -27,7 +27,7 @@ EXPECTED: dict[str, tuple[str, list[tuple[int, int]]]] = {
 
 
 class TableStream:
-    """A query on the table of a topic, and the (partition, offset) of each row that it got."""
+    """A query on a topic's table, with the (partition, offset) of each row that it got."""
 
     def __init__(self, spark, path, checkpoint, option: str) -> None:
         options = {option: "true"} if option else {}
@@ -35,7 +35,7 @@ class TableStream:
         self._checkpoint = str(checkpoint)
 
     def read_on(self) -> list[tuple[int, int]]:
-        """To the end, from where it was."""
+        """Read from the last position to the end, and return the rows."""
         got: list[tuple[int, int]] = []
         query = (
             self._source.select("partition", "offset")

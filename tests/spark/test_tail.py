@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def history_is_scanned(monkeypatch):
-    """However little it is: as of more than ``FETCHED_BYTES_MAX``."""
+    """Scan history files however small they are, as if they exceeded ``FETCHED_BYTES_MAX``."""
     monkeypatch.setattr(read_plan, "FETCHED_BYTES_MAX", -1)
 
 
@@ -76,7 +76,7 @@ def test_history_and_tail_join_and_stay_joined_when_the_store_rolls_and_restarts
     )
     assert rows_of(part) == expected(0, 50, 70) + expected(2, 5, 6)
     assert files_opened(part) == 1
-    # By their times, the same (offset n has EPOCH_MS + n).
+    # Ranges by time give the same (offset n has the time EPOCH_MS + n).
     times = [dt.datetime.fromtimestamp((EPOCH_MS + n) / 1000, dt.UTC) for n in (15, 65)]
     part = read_offsets(spark, topic, *times, bootstrap=store.url)
     assert rows_of(part) == expected(0, 15, 65) + expected(1, 15, 30) + expected(2, 15, 20)
@@ -91,7 +91,7 @@ def test_history_and_tail_join_and_stay_joined_when_the_store_rolls_and_restarts
 
 
 def test_little_history_comes_from_the_store_with_the_tail(spark, store):
-    """Over files, a roll and retention: the frame has its range whole, or says that it cannot."""
+    """Read across files, a roll and retention: the frame returns its whole range or raises an error."""
     topic = store.create("little", 2)
     for start in (0, 40):
         store.produce(topic, 0, start, start + 40)
@@ -153,7 +153,7 @@ def test_no_offset_is_missing_or_twice_under_load_with_rolls(spark, store):
 
 
 def check_dense(frame) -> dict[int, int]:
-    """Per partition the number of records, which are all offsets from 0, each once."""
+    """Check that each partition has all offsets from 0 once; return the number of records by partition."""
     rows = frame.groupBy("partition").agg(
         F.max("offset").alias("last"), F.count("offset").alias("records"), F.count_distinct("offset").alias("distinct")
     )

@@ -6,9 +6,6 @@ everything heals. Broken on purpose, each rule (C1 to C16) makes a schedule fail
 ``run(seed, unclean=...)`` in ``modelled()`` is that schedule again.
 """
 
-import inspect
-import textwrap
-import types
 from typing import Any
 
 import pytest
@@ -36,6 +33,7 @@ from tests.support.replication_model import process
 from tests.support.replication_model.cluster import modelled, run
 from tests.support.replication_model.memory_journal import DiskWork
 from tests.support.replication_model.table import Table
+from tests.support.rewritten import rewritten
 
 #: Of 600 schedules each.
 SHARDS = 20
@@ -76,22 +74,6 @@ def test_no_schedule_of_many_breaks_a_rule(unclean: bool, shard: int) -> None:
 
 
 # ---- planted bugs ----------------------------------------------------------------------------------------------------
-
-
-def rewritten(function: Any, *changes: tuple[str, str]) -> Any:
-    """The function with other text in it."""
-    function = inspect.unwrap(function)
-    source = textwrap.dedent(inspect.getsource(function))
-    for before, after in changes:
-        assert before in source, f"{function.__qualname__} does not say {before!r} any more"
-        source = source.replace(before, after)
-    namespace: dict[str, Any] = {}
-    exec(source, {**function.__globals__}, namespace)
-    made = namespace[function.__name__]
-    # The module's own names, with what ``modelled`` puts in their place: an error that is logged breaks a schedule.
-    broken = types.FunctionType(made.__code__, function.__globals__, made.__name__, made.__defaults__, made.__closure__)
-    broken.__kwdefaults__ = made.__kwdefaults__
-    return broken
 
 
 def same_epoch(row: Any, leader: int, isr: Any) -> Any:

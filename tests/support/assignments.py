@@ -14,7 +14,7 @@ def tps(text: str) -> list[TopicPartition]:
 def member(
     topics: str, owned: str | Iterable[TopicPartition] = (), generation: int = -1, instance_id: str | None = None
 ) -> MemberSubscription:
-    """A member with topics like "t1 t2"."""
+    """Return a member with topics like "t1 t2"."""
     partitions = tps(owned) if isinstance(owned, str) else owned
     return MemberSubscription(tuple(topics.split()), tuple(partitions), generation, instance_id)
 
@@ -22,20 +22,20 @@ def member(
 def assign(
     assignor: Assignor, partitions: Mapping[str, int], members: Mapping[str, MemberSubscription]
 ) -> dict[str, str]:
-    """The assignment in the short form, in the assignor's order."""
+    """Return the assignment in the short form, in the assignor's order."""
     assignment = assignor.assign(partitions, members)
     return {name: " ".join(f"{topic}:{number}" for topic, number in assigned) for name, assigned in assignment.items()}
 
 
 def in_order(assignment: Mapping[str, str]) -> dict[str, str]:
-    """The assignment, with the partitions of each member in order."""
+    """Return the assignment, with the partitions of each member in order."""
     return {
         name: " ".join(f"{topic}:{number}" for topic, number in sorted(tps(text))) for name, text in assignment.items()
     }
 
 
 def owners(assignment: Assignment) -> dict[TopicPartition, str]:
-    """The owner of each partition. Fails if one has two."""
+    """Return the owner of each partition. Fails if one has two."""
     found: dict[TopicPartition, str] = {}
     for name, assigned in assignment.items():
         for partition in assigned:
@@ -47,7 +47,7 @@ def owners(assignment: Assignment) -> dict[TopicPartition, str]:
 def next_round(
     members: Mapping[str, MemberSubscription], assignment: Assignment, generation: int
 ) -> dict[str, MemberSubscription]:
-    """The members, with what they were assigned."""
+    """Return the members with their assigned partitions."""
     return {
         name: MemberSubscription(old.topics, tuple(assignment[name]), generation, old.instance_id)
         for name, old in members.items()

@@ -35,7 +35,7 @@ class DeniedOperations:
 
 @dataclass(frozen=True)
 class Nothing:
-    """Nobody may do anything."""
+    """Denies everything."""
 
     version: int = 1
 

@@ -6,9 +6,9 @@ from typing import Self
 
 
 class BackgroundLoad:
-    """``with load: ...`` runs ``targets``, each in a thread, until they see that ``_stop`` is set at the block's end.
+    """Runs each of ``targets`` in a thread during ``with load: ...``; the block's end sets ``_stop``, and they end.
 
-    Exceptions of targets are in ``errors``, and fail the block; so does a request that hangs.
+    Exceptions of targets are in ``errors``, and fail the block; so does a hanging request.
     """
 
     def __init__(self, targets: Iterable[Callable[[], None]]) -> None:
@@ -32,5 +32,5 @@ class BackgroundLoad:
     def _guarded(self, target: Callable[[], None]) -> None:
         try:
             target()
-        except BaseException as error:  # noqa: BLE001 - raised where the block ends
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
             self.errors.append(error)

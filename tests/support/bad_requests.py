@@ -1,7 +1,7 @@
-"""Requests as bytes, whole and broken, as a careless or hostile client puts them on the wire.
+"""Requests as bytes, whole and broken, as a careless or hostile client sends them.
 
-``BAD`` holds requests that must be refused in any context, with a 4xx and nothing stored. ``bad``
-picks from it and from the ways to cut a good request short; ``mutated`` changes bytes of a good request anywhere.
+``BAD`` holds requests that must be refused in any context, with a 4xx and nothing stored. ``bad`` picks from it and
+from the ways to cut a good request short; ``mutated`` changes bytes of a good request anywhere.
 """
 
 import gzip
@@ -15,7 +15,7 @@ import zstandard
 
 JSON = b"application/json"
 ARROW = b"application/vnd.apache.arrow.stream"
-#: Over max.request.size of the servers that these requests are for.
+#: A size above max.request.size of the servers that get these requests.
 BODY_BYTES_MAX = 1_000_000
 _LARGE = 2 * BODY_BYTES_MAX
 
@@ -66,7 +66,7 @@ _BOMB = b" " * (1000 * 4096)
 
 #: The server cannot know where the next request would begin: it answers 400 and closes the connection.
 BROKEN_FRAMING = {
-    # ApiVersions, version 0, as Kafka's clients send it first.
+    # This is ApiVersions, version 0, as Kafka's clients send it first.
     "Kafka's protocol": b"\0\0\0\x0e\0\x12\0\0\0\0\0\1\0\4test",
     "unknown transfer coding": head(b"Transfer-Encoding: xchunked") + chunked(GOOD).partition(b"\r\n\r\n")[2],
     "chunked is not last": head(b"Transfer-Encoding: chunked, identity") + GOOD,
@@ -115,7 +115,7 @@ BROKEN_FRAMING = {
     "broken absolute target": head(line=b"GET http://:::/topics HTTP/1.1"),
     "space in the target": head(line=b"GET /topics /t HTTP/1.1"),
 }
-#: Well framed, and wrong: the connection goes on.
+#: These are well framed, but wrong: the connection stays open.
 REFUSED = {
     "no body": head(),
     "JSON cut short": post(GOOD[:-1]),
@@ -147,14 +147,14 @@ REFUSED = {
     "gzip bomb in a zstd": post(zstandard.compress(gzip.compress(_BOMB, mtime=0)), b"Content-Encoding: zstd"),
 }
 BAD = BROKEN_FRAMING | REFUSED
-#: Megabytes each, for client and server alike: rare in a mixture.
+#: Each costs client and server megabytes, so a mixture has few of them.
 _HEAVY = {name for name, data in BAD.items() if len(data) > 100_000} | {"gzip bomb", "zstd bomb"}
 _LIGHT = [data for name, data in BAD.items() if name not in _HEAVY]
 _HEAVY_DATA = [BAD[name] for name in sorted(_HEAVY)]
 
 
 def bad(rng: random.Random) -> BadRequest:
-    """One of all kinds: in a quarter of the cases a good request that ends too early, one in 50 a heavy one."""
+    """Pick one of all kinds: in a quarter of the cases a good request that ends too early, one in 50 a heavy one."""
     if rng.random() < 0.25:
         whole = rng.choice((post(GOOD), chunked(GOOD[:9], GOOD[9:]), post(arrow_body("never stored"), kind=ARROW)))
         return BadRequest(
@@ -190,7 +190,7 @@ _TOKENS = (
 
 
 def mutated(rng: random.Random, request: bytes) -> bytes:
-    """``request`` with one to four changes: bytes flipped, dropped, repeated, exchanged, or a token put in."""
+    """Return ``request`` with one to four changes: bytes flipped, dropped, repeated, exchanged, or a token put in."""
     data = bytearray(request)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(data))

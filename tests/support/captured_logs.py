@@ -9,7 +9,7 @@ import structlog
 
 @contextmanager
 def captured_logs() -> Iterator[list[MutableMapping[str, Any]]]:
-    """The events logged in this block, of every level."""
+    """Yield the events logged in this block, of every level."""
     filtering = structlog.get_config()["wrapper_class"]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
     try:

@@ -1,4 +1,4 @@
-"""A real ``logstore cluster start`` or ``logstore serve --brokers`` in a process of its own."""
+"""A real ``logstore cluster start`` or ``logstore serve --brokers`` in a separate process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tests.support.server_process import ROOT
 
-#: Of brokers: a dead one is back after six seconds at most.
+#: Sessions of brokers: a dead broker is back after six seconds at most.
 SESSION_MS = 4_000
 
 
@@ -26,7 +26,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that nobody has reaped yet does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -34,7 +34,7 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below ``pid``."""
+    """Return all processes below ``pid``."""
     parents: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -52,7 +52,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def zookeeper_pid(pid: int, data: Path | None = None) -> int:
-    """The ZooKeeper among the processes below ``pid``; the one on ``data`` where others may be among them."""
+    """Return the ZooKeeper among the processes below ``pid``: the one on ``data`` if there may be several."""
 
     def is_wanted(one: int) -> bool:
         try:
@@ -66,10 +66,12 @@ def zookeeper_pid(pid: int, data: Path | None = None) -> int:
 
 
 class ClusterProcess:
-    """``first_line`` is what it has printed first. Ends the process, and with it all of them, when the block ends."""
+    """A command whose first printed line is ``first_line``. When the block ends, the process and all below it are
+    ended.
+    """
 
     def __init__(self, directory: Path, *arguments: object, **more: str) -> None:
-        """``more`` is for the environment."""
+        """Start the command; ``more`` are variables of its environment."""
         self.log = directory / "cluster-command.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -23,8 +23,8 @@ from tests.support.eventually import eventually_async
 
 
 class ClusterStores:
-    """By broker id. ``zookeeper`` is the chroot that they are under, with a session to look at it. Only if they are
-    ``replicated`` do they answer each other.
+    """Stores by broker id. ``zookeeper`` is their chroot, with a session to look at it. The stores answer each other
+    only if they are ``replicated``.
     """
 
     def __init__(self, zookeeper: Brokers, data: Path, *, replicated: bool = False, **settings: Any) -> None:
@@ -65,8 +65,8 @@ class ClusterStores:
             await self._ends.pop(broker_id).aclose()
 
     async def kill(self, *broker_ids: int) -> None:
-        """End brokers, all of them without a name, as kill -9 does: their log directories and what ZooKeeper has of the
-        topics are as they were at one moment. Only the sessions end at once.
+        """End brokers, all of them if none is named, as kill -9 does: their log directories and ZooKeeper's nodes of
+        the topics keep their state of one moment. Only the sessions end at once.
         """
         killed = broker_ids or tuple(self.stores)
         for broker_id in killed:
@@ -88,7 +88,7 @@ class ClusterStores:
         return found
 
     async def expire(self, broker_id: int) -> None:
-        """End its session: another broker becomes the controller, if it was."""
+        """End the broker's session; if it was the controller, another broker takes over."""
         await expire(self.coordinator(broker_id))
 
     async def controller(self) -> int:
@@ -99,8 +99,11 @@ class ClusterStores:
         return active()[0]
 
     async def making(self) -> Broker:
-        """The broker of the controller."""
-        return self.stores[await self.controller()].broker
+        """Return the broker of the controller, once it knows of all brokers that run."""
+        controller = await self.controller()
+        seen = self.coordinator(controller)
+        await eventually_async(lambda: len(seen.brokers) == len(self.stores), "the controller does not see all brokers")
+        return self.stores[controller].broker
 
     def topic(self, broker_id: int, name: str) -> Topic | None:
         try:
@@ -109,7 +112,7 @@ class ClusterStores:
             return None
 
     async def everywhere(self, name: str, partitions: int) -> list[Topic]:
-        """The topic on each broker, once all have that many partitions, each led by one of them."""
+        """Return the topic on each broker, once all of them have this many partitions, each with a leader."""
 
         def found() -> list[Topic]:
             return [topic for one in self.stores if (topic := self.topic(one, name)) is not None]

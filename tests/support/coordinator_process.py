@@ -1,10 +1,10 @@
-"""A broker's coordinator in a process of its own, to be stopped and killed.
+"""A broker's coordinator in a separate process, to be stopped and killed.
 
 ``python -m tests.support.coordinator_process CONNECT DIRECTORY ID SESSION_MS [TOPIC_ID]``; with the id of a topic,
 there is a table t with four partitions and two replicas of each.
 
-It writes a JSON line for each thing that it notices: its registration, a change of its lease, and after a stop of more
-than a fifth of a second what it believed first.
+It writes a JSON line for each event: its registration, a change of its lease, and after a stop of more than a fifth of
+a second its first belief about the lease.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class CoordinatorProcess:
         )
 
     def line(self, kind: str, *, seconds: float = 60) -> dict[str, Any]:
-        """The next line of ``kind``; others are passed over."""
+        """Return the next line of ``kind``; others are skipped."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -19,9 +19,9 @@ from logstore.journal.identity import FoundJournal
 from logstore.lock_file import LockFile
 from tests.support.eventually import eventually_async
 
-#: ZooKeeper grants 2 to 20 ticks: sessions of two seconds to twenty.
+#: ZooKeeper grants 2 to 20 ticks, so sessions of two seconds to twenty.
 TICK_MS = 1_000
-#: As the default: a busy machine does not end it. Tests of its end have a shorter one, or ``expire`` it.
+#: The default, which a busy machine does not exceed. Tests of an ending session use a shorter one, or ``expire`` it.
 SESSION_MS = 18_000
 _chroots = itertools.count()
 
@@ -34,7 +34,7 @@ def no_journal(_locks: Sequence[LockFile]) -> FoundJournal:
 
 
 class Brokers:
-    """Brokers below a chroot of their own. ``zookeeper`` is a session beside theirs, to look and to meddle."""
+    """Brokers below a separate chroot. ``zookeeper`` is a session beside theirs, to inspect and change nodes."""
 
     def __init__(self, servers: str, directory: Path) -> None:
         self.servers = servers
@@ -45,7 +45,7 @@ class Brokers:
         self.tables: list[KnownTopic] = []
 
     def path(self, path: str) -> str:
-        """As ``zookeeper`` names it, which has no chroot."""
+        """Return the path as ``zookeeper`` names it, which has no chroot."""
         return self.chroot + path
 
     def make(self, broker_id: int, *, servers: str | None = None, **options) -> ZooKeeperCoordinator:
@@ -72,7 +72,7 @@ class Brokers:
         await self.running.pop(broker_id).stop()
 
     async def create_topic(self, name: str, partitions: int, replication_factor: int) -> UUID:
-        """Known to all brokers, and placed; every broker's view shows it."""
+        """Create a topic that all brokers know and that is placed; wait until every broker's view has it."""
         topic = KnownTopic(name, uuid.uuid4(), (0,) * partitions, replication_factor=replication_factor)
         self.tables.append(topic)
         for coordinator in self.running.values():
@@ -93,7 +93,7 @@ class Brokers:
         return (await self.document(topic)).partitions[partition]
 
     async def write_row(self, topic: str, row: PartitionRegistration) -> None:
-        """By hand, over whatever is there, into a topic of one partition."""
+        """Write the state of a topic's only partition by hand, whatever it was."""
         path = self.path(znodes.topic_path(topic))
         node = await self.zookeeper.get(path)
         found = znodes.decode(path, node.data, TopicRegistration)
@@ -124,7 +124,7 @@ async def brokers_on(servers: str, directory: Path) -> AsyncIterator[Brokers]:
 
 
 async def expire(coordinator: ZooKeeperCoordinator) -> None:
-    """End the coordinator's session in ZooKeeper, by a second connection to it that closes it."""
+    """End the coordinator's session in ZooKeeper: a second connection to the session closes it."""
     from kazoo.client import KazooClient
 
     zookeeper = coordinator.zookeeper
@@ -139,7 +139,7 @@ async def expire(coordinator: ZooKeeperCoordinator) -> None:
         with contextlib.suppress(AssertionError):
             await eventually_async(lambda: SessionState.EXPIRED in told, seconds=3)
             return
-        # The coordinator's own client has come back first, which ended the twin's connection.
+        # The coordinator's own client has reconnected first, which ended the connection of this one.
     raise AssertionError("the session does not end")
 
 

@@ -1,15 +1,15 @@
-"""Damage to the files of a data directory, as a disk or a person does it."""
+"""Damage to the files of a data directory, as a disk or a person causes it."""
 
 import random
 import shutil
 from pathlib import Path
 
-#: Files whose loss or damage a start refuses or mends by itself, and which hold no record.
+#: Files without records, whose loss or damage a start refuses or repairs by itself.
 _NO_RECORDS = {"lock", "secret", "endpoint.json", "broker.json", "cluster.json", "log_directory.json"}
 
 
 def flip_bit(path: Path, at: int, bit: int = 0) -> None:
-    """``at`` counts from the end if it is negative."""
+    """Flip a bit; ``at`` counts from the end if it is negative."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1 << bit
     path.write_bytes(content)
@@ -34,12 +34,12 @@ def swap(one: Path, other: Path) -> None:
 
 
 def record_files(data: Path) -> list[Path]:
-    """Files of the journal and of tables, by name."""
+    """Return the files of the journal and of tables, by name."""
     return sorted(path for path in data.rglob("*") if path.is_file() and path.name not in _NO_RECORDS)
 
 
 def damage_at_random(data: Path, rng: random.Random) -> str:
-    """Damage one file, or two of a kind; what was done, in words."""
+    """Damage one file, or two of a kind, and return a description."""
     files = record_files(data)
     path = rng.choice(files)
     size = path.stat().st_size

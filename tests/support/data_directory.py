@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 def copy_of_one_moment(source: Path, target: Path) -> None:
-    """A copy of one moment: the broker's threads go on, so only a copy during which nothing changed counts."""
+    """Copy the directory as it is at one moment. The broker's threads keep writing, so only a copy without a change
+    counts.
+    """
     while True:
         before = _listing(source)
         with contextlib.suppress(shutil.Error):
@@ -17,8 +19,8 @@ def copy_of_one_moment(source: Path, target: Path) -> None:
 
 
 def lose_journal(data: Path) -> None:
-    """Remove the journal of a store of one node that is stopped, and what stands beside it: the next start goes on from
-    the tables, as after a restore of the tables alone.
+    """Remove the journal of a stopped store of one node, and the file beside it: the next start continues from the
+    tables, as after a restore of only the tables.
     """
     shutil.rmtree(data / "brokers" / "0" / "journal")
     (data / "brokers" / "0" / "broker.json").unlink()

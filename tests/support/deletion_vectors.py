@@ -1,4 +1,4 @@
-"""Statements of Spark on a topic's table with deletion vectors on, without Spark: an entry of the log for each."""
+"""Spark's statements on a topic's table with deletion vectors, made without Spark: a log entry for each."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def serialized(rows: Collection[int]) -> bytes:
 
 
 def stored_vector(table: Path, rows: Collection[int], kind: str = "u", *, prefix: str = "") -> dict[str, Any]:
-    """The description of a vector, of which the file is written, too."""
+    """Write the file of a vector, and return the vector's description."""
     raw = serialized(rows)
     if kind == "i":
         padded = raw + b"\0" * (-len(raw) % 4)
@@ -40,7 +40,7 @@ def stored_vector(table: Path, rows: Collection[int], kind: str = "u", *, prefix
     unique = uuid.uuid4()
     path = table / prefix / f"deletion_vector_{unique}.bin"
     path.parent.mkdir(exist_ok=True)
-    # A vector of another file comes first, as Spark packs several into one file.
+    # A vector of another data file comes first, as Spark packs several into one file.
     other = serialized([0])
     path.write_bytes(b"\1" + _block(other) + _block(raw))
     place = prefix + z85(unique.bytes) if kind == "u" else f"file://{path}"
@@ -58,12 +58,12 @@ def _block(raw: bytes) -> bytes:
 
 
 def delete(table: Path, offsets: Sequence[int], partition: int = 0, *, kind: str = "u", prefix: str = "") -> None:
-    """DELETE: each file keeps its rows, and gets a vector."""
+    """Commit a DELETE: each file keeps its rows, and gets a vector."""
     commit(table, "DELETE", _masked(table, offsets, partition, kind, prefix))
 
 
 def update(table: Path, offsets: Sequence[int], value: bytes, partition: int = 0, *, kind: str = "u") -> None:
-    """UPDATE: the old rows get vectors, the new ones are in a file of their own."""
+    """Commit an UPDATE: the old rows get vectors, the new ones are in a new file."""
     batch = log_batch(offsets)
     values = pa.array([value] * len(offsets), pa.binary())
     rows = pa.Table.from_batches([batch.set_column(3, "value", values)]).cast(SEGMENT_SCHEMA)
@@ -72,7 +72,7 @@ def update(table: Path, offsets: Sequence[int], value: bytes, partition: int = 0
 
 
 def add_file(table: Path, rows: pa.Table, partition: int) -> dict[str, Any]:
-    """The add action of a new file of another writer."""
+    """Return the add action of a new file of another writer."""
     name = f"partition={partition}/part-00000-{uuid.uuid4()}.c000.snappy.parquet"
     pq.write_table(rows, table / name)
     offsets = rows["offset"].to_pylist()
@@ -135,7 +135,7 @@ def _stamp(time_us: int | None) -> str:
 
 
 def commit(table: Path, operation: str, lines: Sequence[dict[str, Any]]) -> None:
-    """As Spark commits it; the first one turns deletion vectors on."""
+    """Commit as Spark does; the first commit turns deletion vectors on."""
     files = open_table(table)
     state = LogReplay(files).state().table
     assert state is not None

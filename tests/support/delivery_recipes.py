@@ -10,15 +10,15 @@ from typing import Any
 
 from tests.support.server_process import ROOT
 
-# Forked from a process that has imported the clients: a second less for each.
+# The processes are forked from one that has imported the clients, which saves a second for each.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["logstore.client.consumer", "logstore.client.producer"])
 
 
 def run(name: str, url: str, done: Path, *arguments: Any, kill_after: int | None = None) -> None:
-    """The page's function ``name``; its ``work`` adds a line to ``done`` for each record.
+    """Run the page's function ``name``; its ``work`` adds a line to ``done`` for each record.
 
-    With ``kill_after`` the process kills itself with the work of that record done.
+    With ``kill_after`` the process kills itself after the work of that record.
     """
     process: BaseProcess = _PROCESSES.Process(target=_run, args=(name, url, done, arguments, kill_after))
     process.start()

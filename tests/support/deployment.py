@@ -1,6 +1,6 @@
-"""The files of ``conf`` with which the store runs elsewhere, read as Docker and systemd read them.
+"""The files of ``conf`` that run the store in other environments, read as Docker and systemd read them.
 
-A test runs their commands with paths of its own for ``/opt/logstore`` (an environment) and ``/data``.
+A test runs their commands with its own paths for ``/opt/logstore`` (an environment) and ``/data``.
 """
 
 import json
@@ -27,7 +27,7 @@ _START_SECONDS = 120
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """From a FROM to the next: its instructions, ``(name, arguments)``, in their order."""
+    """The instructions from one FROM to the next: ``(name, arguments)``, in order."""
 
     instructions: list[tuple[str, str]]
 
@@ -52,12 +52,12 @@ def stages() -> list[Stage]:
 
 
 def container_command() -> list[str]:
-    """The exec forms of ENTRYPOINT and CMD: no shell that would keep SIGTERM from the store."""
+    """Return the exec forms of ENTRYPOINT and CMD: no shell that would keep SIGTERM from the store."""
     return [*json.loads(stages()[-1].one("ENTRYPOINT")), *json.loads(stages()[-1].one("CMD"))]
 
 
 def container_environment() -> dict[str, str]:
-    """The variables of the image."""
+    """Return the variables of the image."""
     pairs = (pair.partition("=") for arguments in stages()[-1].all("ENV") for pair in shlex.split(arguments))
     return {name: value for name, _, value in pairs}
 
@@ -68,7 +68,7 @@ def health_check() -> list[str]:
 
 
 def sections(file: Path) -> dict[str, dict[str, list[str]]]:
-    """The values of each key of each section of a unit."""
+    """Return the values of each key of each section of a unit."""
     found: dict[str, dict[str, list[str]]] = {}
     section: dict[str, list[str]] = {}
     for line in file.read_text().splitlines():
@@ -81,7 +81,7 @@ def sections(file: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def unit() -> dict[str, list[str]]:
-    """The values of each key of the service, whatever its section."""
+    """Return the values of each key of the service, whatever its section."""
     return {key: values for section in sections(UNIT).values() for key, values in section.items()}
 
 
@@ -90,7 +90,7 @@ def unit_command() -> list[str]:
 
 
 def placed(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
-    """The command with each path of ``places`` replaced by the test's own."""
+    """Return the command with each path of ``places`` replaced by the test's own."""
     found = list(command)
     for there, here in places.items():
         found = [argument.replace(there, here) for argument in found]
@@ -98,13 +98,13 @@ def placed(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
 
 
 def environment_command() -> Path:
-    """``logstore`` of the environment of the tests."""
+    """Return the ``logstore`` command of the tests' environment."""
     return Path(sys.executable).parent / "logstore"
 
 
 @contextmanager
 def started(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """The URL at which the store of ``command`` listens. At the end SIGTERM must end it, with 0."""
+    """Yield the URL at which the store of ``command`` listens. At the end it must exit with 0 on SIGTERM."""
     with (directory / "store.log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=directory, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=log, text=True

@@ -1,4 +1,4 @@
-"""Clients of streams of Server-Sent Events: the parser of the specification, and a client that connects again."""
+"""Clients of streams of Server-Sent Events: the parser of the specification, and a client that reconnects."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import httpx
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``last_id``: the id that the client would send if it connected again after this event."""
+    """An event; ``last_id`` is the id that the client would send if it reconnected after this event."""
 
     kind: str
     data: str
@@ -26,7 +26,9 @@ class Event:
 
 @dataclass
 class EventParser:
-    """WHATWG's HTML, section 9.2.6: bytes in, in any pieces, and the events that a browser would dispatch out."""
+    """The parser of WHATWG's HTML, section 9.2.6: bytes in, in any pieces, and the events that a browser would dispatch
+    out.
+    """
 
     last_id: str = ""
     retry_ms: int | None = None
@@ -70,7 +72,7 @@ class EventParser:
 
 
 class EventClient:
-    """One connection. ``last_id`` is for the next one."""
+    """One connection; the next one continues from its ``last_id``."""
 
     def __init__(self, response: httpx.Response, last_id: str) -> None:
         self.response = response
@@ -81,11 +83,11 @@ class EventClient:
 
     @property
     def last_id(self) -> str:
-        """Of the last event that was taken, or of the stream when all are."""
+        """The id of the last event that was taken, or that of the stream when all were taken."""
         return self._taken_id if self._events else self.parser.last_id
 
     async def take(self, count: int) -> list[Event]:
-        """The next events; fewer if the stream ends."""
+        """Return the next events; fewer if the stream ends."""
         while len(self._events) < count and await self._receive():
             pass
         taken = [self._events.popleft() for _ in range(min(count, len(self._events)))]
@@ -93,20 +95,20 @@ class EventClient:
         return taken
 
     async def rest(self) -> list[Event]:
-        """All events until the stream ends."""
+        """Return all events until the stream ends."""
         return await self.take(2**62)
 
     async def began(self) -> None:
-        """The stream has told where it begins."""
+        """Wait until the stream has sent where it begins."""
         await self.until(lambda: self.parser.retry_ms is not None and bool(self.last_id))
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Receive until something is so."""
+        """Receive until the condition holds."""
         while not true():
             assert await self._receive(), "the stream ended before"
 
     async def _receive(self) -> bool:
-        """Take the next piece; False if the stream has ended, or the server was killed."""
+        """Take the next piece; return False if the stream has ended, or the server was killed."""
         try:
             async with asyncio.timeout(60):
                 self._events.extend(self.parser.feed(await anext(self._pieces)))
@@ -125,7 +127,7 @@ async def streaming(
     accept: str = "text/event-stream",
     **query: str | int,
 ) -> AsyncIterator[EventClient]:
-    """A stream of the topic's events, or of those at ``path``; ``query`` with ``from_`` for ``from``."""
+    """Open a stream of the topic's events, or of those at ``path``; in ``query``, ``from_`` means ``from``."""
     parameters = {name.rstrip("_"): value for name, value in query.items()}
     headers = {"Accept": accept, **({"Last-Event-ID": last_id} if last_id else {})}
     async with (

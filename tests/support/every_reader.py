@@ -1,4 +1,4 @@
-"""The records of a partition by each way in which they are read, to be compared record by record."""
+"""The records of a partition by each way of reading them, to be compared record by record."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from logstore.log.topic import Topic
 from logstore.protocol.record_batch import encode_batches, read_records
 from tests.support.records import Row, wire_rows
 
-#: By offset.
+#: Rows by offset.
 Rows = dict[int, Row]
 
 
 async def decoded(broker: Broker, topic: Topic, partition: int = 0, *, max_bytes: int = 1 << 20) -> Rows:
-    """As JSON readers get them."""
+    """Return the rows as JSON readers get them."""
     log = topic.partition(partition)
     found: Rows = {}
     at = log.log_start_offset
@@ -32,7 +32,7 @@ async def decoded(broker: Broker, topic: Topic, partition: int = 0, *, max_bytes
 
 
 async def stored(broker: Broker, topic: Topic, partition: int = 0, *, max_bytes: int = 1 << 20) -> Rows:
-    """As the store's own client and Spark get them: batches as they are stored, decoded by the reader."""
+    """Return the rows as the store's client and Spark get them: the stored batches, decoded by the reader."""
     log = topic.partition(partition)
     found: Rows = {}
     at = log.log_start_offset
@@ -51,7 +51,7 @@ async def stored(broker: Broker, topic: Topic, partition: int = 0, *, max_bytes:
 
 
 def in_table(data: Path, topic: str, partition: int = 0) -> Rows:
-    """As readers of the Delta table get them."""
+    """Return the rows as readers of the Delta table get them."""
     found: Rows = {}
     columns = ["offset", "timestamp", "key", "value", "headers", "partition"]
     table = DeltaTable(data / "topics" / topic).to_pyarrow_dataset().to_table(columns=columns)

@@ -6,18 +6,18 @@ from hypothesis import settings
 
 from tests.support.torture import TORTURE
 
-#: By name, the examples of a test that asks for no number.
+#: The default number of examples of a test, by profile.
 PROFILES: Final = {"few": 20, "many": 100, "torture": 1_000}
 DEFAULT: Final = "torture" if TORTURE else "few"
 
 
 def examples(many: int) -> int:
-    """``many`` in ``make test-all``; elsewhere in proportion, and a few at least."""
+    """Return ``many`` in ``make test-all``; elsewhere a proportional number, and at least 5."""
     return max(5, many * settings().max_examples // PROFILES["many"])
 
 
 def stride(step: int) -> int:
-    """The distance between the places that are tried: ``step`` in ``make test-all``, more in ``make test``."""
+    """Return the distance between the tried places: ``step`` in ``make test-all``, more in ``make test``."""
     if TORTURE:
         return 1
     return step if settings().max_examples >= PROFILES["many"] else 6 * step

@@ -1,6 +1,6 @@
 """A process like an installation of ``logstore`` with some of its extras, or none: other packages cannot be imported.
 
-A test in a process of its own calls ``hide_all_but`` before it imports anything of ours.
+A test in a separate process calls ``hide_all_but`` before it imports anything from this repository.
 """
 
 import sys
@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 
 def hide_all_but(*extras: str) -> None:
-    """From here on only the standard library, our packages, and the packages of these extras can be imported."""
+    """Allow only imports from the standard library, our packages, and the packages of these extras from now on."""
     installed = distributions(*extras)
     hidden = {
         module
@@ -40,7 +40,9 @@ def hide_all_but(*extras: str) -> None:
 
 
 def distributions(*extras: str) -> set[str]:
-    """The distributions that pip would install: our dependencies, those of the extras, and all that these depend on."""
+    """Return the distributions that pip would install: our dependencies, those of the extras, and all their
+    dependencies.
+    """
     found: set[str] = set()
     waiting = list(_of_ours(*extras))
     while waiting:
@@ -61,7 +63,7 @@ def distributions(*extras: str) -> set[str]:
 
 
 def _of_ours(*extras: str) -> Iterator[Requirement]:
-    """The requirements in pyproject.toml: the installed metadata may be older."""
+    """Yield the requirements in pyproject.toml, because the installed metadata may be older."""
     for text in (*PROJECT["dependencies"], *(text for e in extras for text in PROJECT["optional-dependencies"][e])):
         requirement = Requirement(text)
         if requirement.name == PROJECT["name"]:

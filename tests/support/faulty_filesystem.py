@@ -1,12 +1,12 @@
 """A disk that fails on command, and a power cut.
 
-``FaultyFileSystem`` works on real files: they are the page cache, what a restarted process sees. Given a root it keeps
-beside them what a disk would hold of that tree: of a file the bytes and the length of its last successful sync, of a
-directory the names of its last sync. What is there when it is made is durable. Files that others write into the tree
-(delta-rs, shutil) are durable once they are synced through here. ``power_cut`` makes the tree what a machine could find
-after losing power.
+``FaultyFileSystem`` works on real files, which are the page cache: what a restarted process sees. Given a root, it also
+keeps what a disk would hold of that tree: the bytes and the length of a file at its last successful sync, and the names
+of a directory at its last sync. Everything that exists when it is made is durable. Files that others write into the
+tree (delta-rs, shutil) are durable once they are synced through here. ``power_cut`` makes the tree one that a machine
+could find after losing power.
 
-Faults are ordered by call (``write_at``, or of one kind of file: ``journal.write_at``, ``segment.fdatasync``,
+Faults are ordered by call (``write_at``, or for one kind of file: ``journal.write_at``, ``segment.fdatasync``,
 ``delta.sync_file``, ``segment.read_into`` ...) or by named point (``journal.written``); ``hits`` counts both, under all
 of these names.
 """
@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,13 +47,13 @@ class _Inode:
 
     disk: bytearray = field(default_factory=bytearray)
     dirty: set[int] = field(default_factory=set)
-    # Set when a length was changed since the last sync.
+    # True if the length was changed since the last sync.
     resized: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Directory:
-    """The names that the disk holds of a directory: of files (inode numbers) and of directories."""
+    """The names that a directory has on the disk: of files (inode numbers) and of directories."""
 
     inode: int
     names: "dict[str, int | _Directory]" = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _Directory:
 
 @dataclass(slots=True)
 class _Rename:
-    """From one directory to another: both names change on the disk, or neither."""
+    """A rename from one directory to another: both names change on the disk, or neither."""
 
     source: _Directory
     old: str
@@ -94,34 +94,40 @@ class FaultyFileSystem(FileSystem):
     """A FileSystem with faults to order, and with a disk to lose power if it is given the ``root`` of a tree."""
 
     def __init__(self, root: Path | None = None, machine: str = "") -> None:
-        """``machine``: the name of one of several that share the tree in one process."""
+        """Begin without faults; ``machine`` names one of several that share the tree in one process."""
         self.root = root
-        # Links to all files ever seen: their bytes stay, and their inode numbers are not given to others.
+        self._below = f"{root}/"
+        # It has links to all files ever seen, so that their bytes stay and their inode numbers are not reused.
         self._attic = root.with_name(f"{root.name}.attic-{machine}-{os.getpid()}") if root else None
-        # Inode numbers of files that another process with such a disk has synced.
+        # It has the inode numbers of files that another process with such a disk has synced.
         self._ledger = root.with_name(f"{root.name}.synced") if root else None
         self._lock = threading.RLock()
         self._forced: dict[tuple[_Directory, str], int | _Directory | None] = {}
         self._inodes: dict[int, _Inode] = {}
         self._original: set[int] = set()
+        #: Inode numbers of the files in the attic.
+        self._kept: set[int] = set()
         self._directories: dict[Path, _Directory] = {}
         self._renames: list[_Rename] = []
         self._paths: dict[int, Path] = {}
         self._rules: list[_Rule] = []
         self._points: list[tuple[str, list[int], Callable[[str], None]]] = []
         self._slow: dict[str, float] = {}
+        #: By path, the position of a byte that reads find changed, and how.
+        self._flips: dict[Path, tuple[int, int]] = {}
         self._quota: int | None = None
         self._readonly = False
         self._ordered = False
-        #: A descriptor to do without, for what only this disk needs one for: a process out of them must not notice.
+        #: A spare descriptor for work that only this disk does, so that a process without descriptors does not notice
+        #: it.
         self.spare_fd: int | None = None
-        #: Directories below the root that are on the disks of other machines, if the rest of it is shared with them.
+        #: Directories below the root that are on the disks of other machines, if they share the rest of it.
         self.of_others: Callable[[Path], bool] | None = None
         #: Inode numbers of directories that this process has made, and of files that it has unlinked.
         self._touched: set[int] = set()
         self.crashed = False
         self.hits: Counter[str] = Counter()
-        #: Every fault that happened: what was asked for, and where it struck.
+        #: Every fault that happened: the order, and the call that it hit.
         self.injected: list[str] = []
         if root:
             self._begin(root)
@@ -143,76 +149,85 @@ class FaultyFileSystem(FileSystem):
 
         ``dies``: instead of raising, the real process is killed.
 
-        ``call`` may be of one kind of file (``journal.write_at``); ``path`` has to be in the file's path.
+        ``call`` may be restricted to one kind of file (``journal.write_at``); ``path`` has to occur in the file's path.
         """
         with self._lock:
             self._ordered = True
             self._rules.append(_Rule(call, path, nth, error, written, times, dies))
 
     def at(self, point: str, action: Callable[[str], None], *, nth: int = 1) -> None:
-        """Do something when ``point`` is reached, or ``call`` called, for the ``nth`` next time."""
+        """Run an action when ``point`` is reached, or that call is made, for the ``nth`` next time."""
         with self._lock:
             self._points.append((point, [nth], action))
 
     def crash_at(self, point: str, count: int = 1) -> None:
-        """kill -9, for this object only, when the ``count``-th next call reaches ``point``."""
+        """Crash this object, as kill -9 does, when the ``count``-th next call reaches ``point``."""
         self.at(point, lambda _: self.crash(), nth=count)
 
     def slow(self, call: str, seconds: float) -> None:
-        """Let each ``call`` take so much longer."""
+        """Let each ``call`` take this much longer."""
         self._ordered = True
         self._slow[call] = seconds
 
+    def flip(self, path: Path, position: int, bits: int) -> None:
+        """Let reads of a file find other ``bits`` in the byte at ``position``."""
+        self._ordered = True
+        self._flips[path] = (position, bits)
+
     def readonly(self) -> None:
-        """Let every change of the disk be EROFS."""
+        """Let every change of the disk fail with EROFS."""
         self._ordered = self._readonly = True
 
     def fill(self, free_bytes: int = 0) -> None:
-        """Let the disk have this many bytes left: more is ENOSPC, and a write is cut short there."""
+        """Let the disk have this many free bytes: more is ENOSPC, and a write is cut short there."""
         self._ordered = True
         self._quota = free_bytes
 
     @property
     def faulty(self) -> bool:
-        """Whether a fault was ordered since the start or ``heal``."""
+        """True if a fault was ordered since the start or ``heal``."""
         return self._ordered
 
-    def heal(self) -> None:
-        """Forget all orders; the disk has space."""
+    def heal(self, *, points: bool = True) -> None:
+        """Forget all orders, but keep those ``at`` points unless ``points``; the disk has space again."""
         with self._lock:
             self._rules.clear()
-            self._points.clear()
+            if points:
+                self._points.clear()
             self._slow.clear()
+            self._flips.clear()
             self._quota = None
             self._ordered = self._readonly = False
 
     def crash(self) -> None:
-        """kill -9: from now on no call has an effect."""
+        """Let no call have an effect from now on, as after kill -9."""
         self.crashed = True
 
     def restart(self) -> None:
-        """A new process on the same machine: the page cache is still there."""
+        """Begin a new process on the same machine, which still has the page cache."""
         self.heal()
         self.crashed = False
 
     def holding(self) -> contextlib.AbstractContextManager[object]:
-        """Nobody else's call begins in this block."""
+        """Let no call of another thread begin in this block."""
         return self._lock
 
     def close_all(self) -> None:
-        """Close all descriptors, as the kernel does for a process that ended."""
+        """Close all descriptors, as the kernel does for an ended process."""
         for fd in list(self._paths):
             self.close(fd)
 
     # ---- faults ------------------------------------------------------------------------------------------------
 
     def _called(self, call: str, path: Path | None) -> _Rule | None:
-        """The fault of this call, if it has one that the caller has to carry out."""
+        """Return the fault of this call, if there is one that the caller has to carry out."""
         if self.crashed:
             raise CrashedError(errno.EIO, "the process is dead")
-        names = {call, f"{kind_of(path)}.{call}"} if path else {call}
-        self.hits.update(names)
-        self._strike(names)
+        names = _names(call, f"{path}") if path else (call,)
+        for name in names:
+            self.hits[name] += 1
+        if self._points:
+            self._strike(names)
         if self._readonly and call in _CHANGES:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         for rule in self._rules:
@@ -227,11 +242,13 @@ class FaultyFileSystem(FileSystem):
         return None
 
     def _delay(self, call: str, path: Path | None) -> None:
+        if not self._slow:
+            return
         for name in (call, f"{kind_of(path)}.{call}" if path else ""):
             if name in self._slow:
                 time.sleep(self._slow[name])
 
-    def _strike(self, names: set[str]) -> None:
+    def _strike(self, names: Collection[str]) -> None:
         for order in list(self._points):
             point, countdown, action = order
             if point in names:
@@ -251,7 +268,7 @@ class FaultyFileSystem(FileSystem):
     def reached(self, point: str) -> None:
         with self._lock:
             self.hits[point] += 1
-            self._strike({point})
+            self._strike((point,))
             if self.crashed:
                 raise CrashedError(errno.EIO, f"the process died at {point}")
 
@@ -296,7 +313,7 @@ class FaultyFileSystem(FileSystem):
                     self._quota -= grown
             self._raise(rule)
             self._changed(fd, position, 0)
-            # A sparse length reads the same, and does not take space from the machine that tests.
+            # A sparse length reads the same, and needs no space on the machine that tests.
             os.ftruncate(fd, max(os.fstat(fd).st_size, position + length))
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
@@ -324,7 +341,12 @@ class FaultyFileSystem(FileSystem):
     def read_at(self, fd: int, length: int, position: int) -> bytes:
         with self._lock:
             self._raise(self._called("read_at", self._paths.get(fd)))
-        return super().read_at(fd, length, position)
+        found = super().read_at(fd, length, position)
+        if self._flips:
+            changed = bytearray(found)
+            self._damage(fd, memoryview(changed), position)
+            return bytes(changed)
+        return found
 
     def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
         self._delay("read_into", self._paths.get(fd))
@@ -333,7 +355,18 @@ class FaultyFileSystem(FileSystem):
         if rule and rule.error == SHORT:
             return super().read_into(fd, buffer[: (len(buffer) + 1) // 2], position)
         self._raise(rule)
-        return super().read_into(fd, buffer, position)
+        count = super().read_into(fd, buffer, position)
+        if self._flips:
+            self._damage(fd, buffer[:count], position)
+        return count
+
+    def _damage(self, fd: int, buffer: memoryview, position: int) -> None:
+        path = self._paths.get(fd)
+        if path is not None and path in self._flips:
+            at, bits = self._flips[path]
+            if position <= at < position + len(buffer):
+                buffer[at - position] ^= bits
+                self.injected.append(f"flip {path}")
 
     def stat(self, path: Path | str) -> os.stat_result:
         with self._lock:
@@ -377,7 +410,7 @@ class FaultyFileSystem(FileSystem):
             inode = self._inode(fd)
             if rule is None and self.root:
                 self._make_durable(fd, inode)
-            # As Linux does: after a failed sync the pages count as clean, and no later sync writes them.
+            # This is what Linux does: after a failed sync the pages count as clean, and no later sync writes them.
             inode.dirty.clear()
             self._raise(rule)
 
@@ -386,9 +419,9 @@ class FaultyFileSystem(FileSystem):
         size = status.st_size
         del inode.disk[size:]
         inode.disk.extend(bytes(size - len(inode.disk)))
-        for page in inode.dirty:
-            data = os.pread(fd, PAGE, page * PAGE)
-            inode.disk[page * PAGE : page * PAGE + len(data)] = data
+        for first, end in _runs(inode.dirty):
+            data = os.pread(fd, (end - first) * PAGE, first * PAGE)
+            inode.disk[first * PAGE : first * PAGE + len(data)] = data
         inode.resized = False
         os.write(self._ledger_fd, b"%d\n" % status.st_ino)
 
@@ -453,7 +486,7 @@ class FaultyFileSystem(FileSystem):
             if not Path(f"/proc/{attic.name.rpartition('-')[2]}").exists() or attic == self._attic:
                 shutil.rmtree(attic, ignore_errors=True)
         self._attic.mkdir(parents=True)
-        # Opened once: a sync needs no descriptor when there is none left.
+        # It is opened once, so that a sync needs no descriptor when none is left.
         self._ledger_fd = os.open(self._ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         weakref.finalize(self, os.close, self._ledger_fd)
         self._seen_synced = self._ledger.stat().st_size
@@ -469,7 +502,7 @@ class FaultyFileSystem(FileSystem):
                 self._take_over(directory / name)
 
     def _covers(self, path: Path) -> bool:
-        return self.root is not None and (path == self.root or self.root in path.parents)
+        return self.root is not None and f"{path}/".startswith(self._below)
 
     def _directory(self, path: Path) -> _Directory:
         inode = path.stat().st_ino
@@ -478,35 +511,45 @@ class FaultyFileSystem(FileSystem):
             known = self._directories[path] = _Directory(inode)
         return known
 
-    def _entries(self, directory: Path) -> list[Path]:
+    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
         spare, self.spare_fd = self.spare_fd, None
         if spare is None:
-            return list(directory.iterdir())
+            with os.scandir(directory) as entries:
+                return list(entries)
         os.close(spare)
         try:
-            return list(directory.iterdir())
+            with os.scandir(directory) as entries:
+                return list(entries)
         finally:
             with contextlib.suppress(OSError):
                 self.spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _listing(self, directory: Path) -> "dict[str, int | _Directory]":
         names: dict[str, int | _Directory] = {}
-        for path in self._entries(directory):
-            if path.is_symlink():
+        for entry in self._entries(directory):
+            if entry.is_symlink():
                 continue  # the store makes none
             try:
-                names[path.name] = self._directory(path) if path.is_dir() else self._seen(path)
+                if entry.is_dir():
+                    names[entry.name] = self._directory(directory / entry.name)
+                else:
+                    names[entry.name] = self._keep(entry.path, entry.inode())
             except FileNotFoundError:
                 continue  # another library's temporary file
         return names
 
     def _seen(self, path: Path) -> int:
-        number = path.stat().st_ino
-        if self._attic:
+        return self._keep(path, path.stat().st_ino)
+
+    def _keep(self, path: Path | str, number: int) -> int:
+        if self._attic and number not in self._kept:
             kept = self._attic / str(number)
-            if not kept.exists():
-                with contextlib.suppress(FileExistsError):
-                    os.link(path, kept)
+            with contextlib.suppress(FileExistsError):
+                os.link(path, kept)
+            if kept.stat().st_ino != number:  # another file has got this name meanwhile
+                kept.unlink()
+                return self._seen(path)
+            self._kept.add(number)
         return number
 
     def _inode(self, fd: int) -> _Inode:
@@ -527,9 +570,9 @@ class FaultyFileSystem(FileSystem):
         inode.resized = True
 
     def power_cut(self, rng: random.Random, *, strict: bool = False) -> None:
-        """Make the tree one that a start after a loss of power may find. This object is then a dead process's.
+        """Make the tree one that a start after a loss of power may find. This object then belongs to a dead process.
 
-        Every name and every page that was changed since its last sync is, each on its own, the old or the new one;
+        Each name and each page that was changed since its last sync has, independently, the old or the new value;
         ``strict``: always the old one.
         """
         assert self.root
@@ -558,7 +601,7 @@ class FaultyFileSystem(FileSystem):
             old, new = directory.names.get(name), now.get(name)
             is_gone = new is None and (directory, name) not in self._forced
             if is_gone and isinstance(old, _Directory) and not self._is_own(old):
-                continue  # somebody else has taken it away
+                continue  # another process has taken it away
             if self.of_others is not None and self.of_others(path / name):
                 continue
             if old != new and isinstance(new, int) and self._is_durable_elsewhere(path / name, new):
@@ -575,13 +618,13 @@ class FaultyFileSystem(FileSystem):
                 self._restore(path / name, chosen, rng, strict=strict)
 
     def _is_own(self, entry: "int | _Directory | None") -> bool:
-        """Whether this process has made, renamed or removed the directory, or changed or unlinked the file."""
+        """Return whether this process has made, renamed or removed the directory, or changed or unlinked the file."""
         if isinstance(entry, _Directory):
             return entry.inode in self._touched
         return entry in self._inodes or entry in self._touched
 
     def _is_durable_elsewhere(self, path: Path, number: int) -> bool:
-        """Written and synced by another process: seen in the ledger, or a Spark task's segment."""
+        """Return whether another process wrote and synced the file: it is in the ledger, or a Spark task's segment."""
         return number in self._original or (number not in self._inodes and path.suffix == ".parquet")
 
     def _restore(self, path: Path, number: int, rng: random.Random, *, strict: bool) -> None:
@@ -594,7 +637,7 @@ class FaultyFileSystem(FileSystem):
             )
             content = bytes(inode.disk) if strict else _after_cut(seen, inode, rng)
         if content != seen or not path.exists():
-            # In one step: readers on other machines may have the file open, or open it now.
+            # The file is replaced in one step, because readers on other machines may have it open, or open it now.
             restored = self._attic / "restored"
             restored.write_bytes(content)
             restored.replace(path)
@@ -604,7 +647,7 @@ def _after_cut(seen: bytes, inode: _Inode, rng: random.Random) -> bytes:
     size = rng.choice([len(inode.disk), len(seen)]) if inode.resized else len(inode.disk)
     content = bytearray(size)
     content[: len(inode.disk)] = inode.disk[:size]
-    # Mostly pages go one by one; sometimes all or none of them, which is what quick disks do.
+    # Mostly each page is decided alone; sometimes all or none are kept, as on quick disks.
     odds = rng.choice([0.0, 0.5, 0.5, 0.9, 1.0])
     for page in inode.dirty:
         if rng.random() < odds:
@@ -612,6 +655,20 @@ def _after_cut(seen: bytes, inode: _Inode, rng: random.Random) -> bytes:
             data = seen[begin:end]
             content[begin : begin + len(data)] = data
     return bytes(content)
+
+
+def _runs(pages: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first page and the end of each run of neighbours."""
+    first = end = -1
+    for page in sorted(pages):
+        if page == end:
+            end += 1
+            continue
+        if first >= 0:
+            yield first, end
+        first, end = page, page + 1
+    if first >= 0:
+        yield first, end
 
 
 def _remove(path: Path) -> None:
@@ -622,17 +679,17 @@ def _remove(path: Path) -> None:
 
 
 def kill(_: str) -> None:
-    """An action for ``FaultyFileSystem.at``: the real process dies."""
+    """Kill the real process; an action for ``FaultyFileSystem.at``."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop(_: str) -> None:
-    """An action for ``FaultyFileSystem.at``: the real process stands still until SIGCONT."""
+    """Stop the real process until SIGCONT; an action for ``FaultyFileSystem.at``."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def raising(error: int) -> Callable[[str], None]:
-    """An action for ``FaultyFileSystem.at``: the point fails, as a call would."""
+    """Return an action for ``FaultyFileSystem.at`` that lets the point fail as a call would."""
 
     def action(point: str) -> None:
         raise OSError(error, os.strerror(error), point)
@@ -640,9 +697,15 @@ def raising(error: int) -> Callable[[str], None]:
     return action
 
 
+@functools.lru_cache(8192)
+def _names(call: str, path: str) -> tuple[str, str]:
+    """Return the names under which faults of a call are ordered."""
+    return call, f"{kind_of(Path(path))}.{call}"
+
+
 @functools.lru_cache(1024)
 def kind_of(path: Path) -> str:
-    """The kind of a file of a data directory: lock, delta, segment, journal, broker or catalog."""
+    """Return the kind of a file of a data directory: lock, delta, segment, journal, broker or catalog."""
     parts = path.parts
     if path.name == lock_file.NAME:
         return "lock"

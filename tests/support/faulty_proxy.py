@@ -1,7 +1,7 @@
-"""A way to a store on which answers get lost: HTTP/1.1 between a client and a real server, with orders what to do.
+"""A proxy that loses responses: HTTP/1.1 between a client and a real server, with orders from the test.
 
-Each order is about the next POST to a topic that comes: pass it on and cut the connection instead of answering, answer
-it without passing it on, or pass it on and hold the answer back. Without one, everything passes.
+Each order is for the next POST to a topic: forward it and cut the connection instead of responding, respond without
+forwarding, or forward it and hold the response back. Without an order, everything passes.
 """
 
 import json
@@ -22,7 +22,7 @@ Order = Callable[["_Handler"], None]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A POST to a topic, as it came."""
+    """A POST to a topic, as it was received."""
 
     path: str
     headers: dict[str, str]
@@ -31,7 +31,7 @@ class Seen:
 
 @dataclass(slots=True)
 class FaultyProxy:
-    """``with FaultyProxy(server.url) as proxy: Producer(proxy.url)``."""
+    """Use it as ``with FaultyProxy(server.url) as proxy: Producer(proxy.url)``."""
 
     target: str
     seen: list[Seen] = field(default_factory=list)
@@ -46,22 +46,22 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def cut(self, times: int = 1) -> Self:
-        """The store does as asked, and its answer is lost."""
+        """Let the store carry out the request, and lose its response."""
         return self._order(_Handler.pass_and_cut, times)
 
     def refuse(self, status: int, error_code: int, *, retry_after: int | None = None, times: int = 1) -> Self:
-        """The store sees nothing of it."""
+        """Refuse the request; the store does not see it."""
         return self._order(lambda handler: handler.refuse(status, error_code, retry_after), times)
 
     def refuse_partition(self, partition: int, error_code: int, times: int = 1) -> Self:
-        """The store does as asked, but sees nothing of one partition: the answer has an error for that."""
+        """Let the store carry out the request without one partition, for which the response has an error."""
         return self._order(lambda handler: handler.refuse_partition(partition, error_code), times)
 
     def pass_on(self, times: int = 1) -> Self:
         return self._order(_Handler.pass_on, times)
 
     def hold(self, times: int = 1) -> Self:
-        """The store does as asked; the answer comes after ``release``."""
+        """Let the store carry out the request, and send the response after ``release``."""
         return self._order(_Handler.pass_and_hold, times)
 
     def forget_orders(self) -> None:

@@ -1,9 +1,9 @@
 """A logstore command with a faulty disk, a clock to set and an event loop to block: ``python -m ... serve --data D``.
 
 ``LOGSTORE_FAULTS`` (commands, separated by ``;``) is carried out before it begins; ``LOGSTORE_MUTANT`` names a function
-of ``tests.faults.bench.mutants``, or one of another module with its path, that breaks the code on purpose;
-``LOGSTORE_INSTALL`` names a function with its path that gives it further points to stop at; at ``LOGSTORE_CONTROL``, a
-Unix socket, it takes commands while it runs, one a connection, and answers each with JSON::
+of ``tests.faults.bench.mutants``, or of another module with its path, that breaks the code on purpose;
+``LOGSTORE_INSTALL`` names a function with its path that adds points to stop at. At ``LOGSTORE_CONTROL``, a Unix socket,
+it takes commands while it runs, one a connection, and answers each with JSON::
 
     fail <call> <ERRNO|SHORT> [nth=] [times=] [written=] [path=]    slow <call> <seconds>    fill <free bytes>
     readonly
@@ -11,8 +11,8 @@ Unix socket, it takes commands while it runs, one a connection, and answers each
     block <seconds>                                           clock <offset in ms>     hits    faults
     session
 
-``session`` tells number and password of the broker's session with ZooKeeper; nothing while there is none. ``power-cut``
-takes what was not synced off the disk and kills the process; nothing is answered.
+``session`` returns number and password of the broker's session with ZooKeeper, or nothing while there is none.
+``power-cut`` removes unsynced data from the disk and kills the process; it sends no response.
 """
 
 import asyncio
@@ -47,11 +47,14 @@ class Controls:
         self.filesystem = filesystem
         self.clock_offset_ms = 0
         self.loop: asyncio.AbstractEventLoop | None = None
-        #: ``ZooKeeper``, of a broker of a cluster.
+        #: The ``ZooKeeper`` of a broker of a cluster.
         self.zookeeper: Any = None
 
     def run(self, command: str) -> object:
-        """Carry out one command; its answer. ValueError, KeyError, AttributeError for a text that is no command."""
+        """Carry out one command and return its result.
+
+        Raises ValueError, KeyError or AttributeError for a text that is no command.
+        """
         name, *words = command.split()
         options: dict[str, Any] = {}
         for word in words:
@@ -80,7 +83,7 @@ class Controls:
         self.clock_offset_ms = 0
 
     def _power_cut(self, seed: str, *how: str) -> None:
-        # The disk of a machine without power asks no process for descriptors.
+        # The disk of a machine that loses power needs no descriptors of the process.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with self.filesystem.holding():
@@ -88,7 +91,7 @@ class Controls:
                 self.filesystem.power_cut(random.Random(int(seed)), strict="strict" in how)
             except BaseException:  # noqa: BLE001 - whatever it is
                 traceback.print_exc()
-                os._exit(70)  # half a cut is none: the caller has to hear of the error
+                os._exit(70)  # half a power cut is none: the caller has to see the error
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _block(self, seconds: str) -> None:
@@ -143,14 +146,14 @@ def _listen(controls: Controls, path: str) -> None:
         command = b"".join(iter(functools.partial(asked.recv, 4096), b""))
         try:
             reply: object = {"ok": controls.run(command.decode())}
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+        except Exception as error:  # noqa: BLE001 - sent to the client of the socket
             reply = {"error": repr(error)}
         asked.sendall(json.dumps(reply).encode())
 
     def answer_all() -> None:
         while True:
             asked, _ = listener.accept()
-            with asked, contextlib.suppress(OSError):  # who asked may have given up
+            with asked, contextlib.suppress(OSError):  # the client may have given up
                 answer(asked)
 
     threading.Thread(target=answer_all, daemon=True).start()

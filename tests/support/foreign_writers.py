@@ -1,4 +1,4 @@
-"""What other writers do to a topic's table, through delta-rs: a line each."""
+"""Changes of other writers to a topic's table, by delta-rs: one line for each."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.support.topics import log_batch
 
 
 def rows_of(offsets: list[int], partition: int = 0) -> pa.Table:
-    """Rows of a topic's table with the values of ``log_batch``."""
+    """Return rows of a topic's table with the values of ``log_batch``."""
     rows = pa.Table.from_batches([log_batch(offsets)])
     rows = rows.append_column("partition", pa.array([partition] * len(offsets), pa.int32()))
     return rows.select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA)
@@ -51,7 +51,7 @@ def append(table: Path, offsets: list[int], partition: int = 0) -> None:
 
 
 def overwrite(table: Path, rows: pa.Table | None = None, *, predicate: str | None = None) -> None:
-    """With all rows there are, in another order, unless told."""
+    """Overwrite the table with ``rows``; by default with all its rows in another order."""
     if rows is None:
         rows = DeltaTable(str(table)).to_pyarrow_table().sort_by([("value", "descending")])
     write_deltalake(str(table), rows, mode="overwrite", predicate=predicate)

@@ -1,4 +1,4 @@
-"""A group with a clock, timers, a log and clients' requests: all that its coordinator is, in memory."""
+"""A group with a clock, timers, a log and clients' requests: everything that its coordinator provides, in memory."""
 
 import uuid
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def topics_of(**partitions: int) -> dict[str, TopicDescription]:
 
 
 class EvenAssignor:
-    """Keeps what members have as far as it is even, and gives the rest to those with least."""
+    """Keeps owned partitions as far as that is even, and gives the rest to the members with the fewest."""
 
     name = "even"
 
@@ -62,7 +62,7 @@ class EvenAssignor:
 
 
 class RoundRobinAssignor:
-    """Moves what it likes, the same for the same members."""
+    """Moves any partitions, but gives the same assignment for the same members."""
 
     name = "round-robin"
 
@@ -81,14 +81,16 @@ ASSIGNORS = {each.name: each for each in (EvenAssignor(), RoundRobinAssignor())}
 
 
 class GroupDriver:
-    """``answers`` are those not taken yet, by request. Every event is followed by ``validate``."""
+    """Drives a group; ``answers`` are the responses by request that were not taken yet. Each event is followed by
+    ``validate``.
+    """
 
     def __init__(self, *, config: GroupConfig | None = None, **partitions: int) -> None:
         self.config = config or GroupConfig(group_initial_rebalance_delay_ms=0)
         self.topics = topics_of(**partitions)
         self.now_ms = 1_000_000
         self.log: list[tuple[bytes, bytes | None]] = []
-        #: The last records of the log that compaction has left.
+        #: The number of last records of the log that compaction has left.
         self.keeps = 1_000
         self.timers: dict[str, int] = {}
         self.answers: dict[int, Any] = {}
@@ -129,7 +131,7 @@ class GroupDriver:
         self.group.validate()
 
     def advance(self, ms: int) -> None:
-        """Let time pass, and fire timers as they are due."""
+        """Let time pass, and fire timers when they are due."""
         end = self.now_ms + ms
         while self.timers and min(self.timers.values()) <= end:
             key = min(self.timers, key=lambda each: (self.timers[each], each))
@@ -138,11 +140,11 @@ class GroupDriver:
         self.now_ms = end
 
     def settle(self) -> None:
-        """Fire what is due now."""
+        """Fire the timers that are due now."""
         self.advance(0)
 
     def restart(self) -> None:
-        """Another coordinator reads the log. Requests under way are lost with their connections."""
+        """Let another coordinator read the log. Requests under way are lost with their connections."""
         self.timers.clear()
         self.parked.clear()
         self.group = self.new_group()
@@ -151,7 +153,7 @@ class GroupDriver:
         self.perform(self.group.resume(self.now_ms))
 
     def answer(self, request: int) -> Any:
-        """The answer, or None if the request is parked."""
+        """Take the response, or None if the request is parked."""
         return self.answers.pop(request, None)
 
     def ask(self, event: Any) -> Any:
@@ -179,7 +181,7 @@ class GroupDriver:
         return self.ask(self.join_event(member_id, **given))
 
     def park_join(self, member_id: str = "", **given: Any) -> int:
-        """Join, with a member id first if needed; the request that is parked."""
+        """Join, with a member id first if needed; return the parked request."""
         if not member_id and given.get("instance_id") is None and given.get("requires_known_member_id", True):
             member_id = self.join(**given).member_id
         event = self.join_event(member_id, **given)
@@ -208,7 +210,7 @@ class GroupDriver:
         return self.ask(DeleteGroup(self.token())).error
 
     def stable(self, *instance_ids: str | None) -> list[str]:
-        """Members in a stable classic group of generation 1, the leader first; each is assigned its own id."""
+        """Return members of a stable classic group of generation 1, the leader first; each is assigned its own id."""
         requests = [self.park_join(instance_id=each) for each in instance_ids]
         self.settle()
         joined = [self.answer(request) for request in requests]
@@ -242,7 +244,7 @@ def owned(*partitions: tuple[str, int]) -> frozenset[TopicIdPartition]:
 
 
 def assigned(response: Any) -> list[tuple[str, int]] | None:
-    """The assignment of an answer as (topic, partition), None for "as before"."""
+    """Return the assignment of a response as (topic, partition), None for "unchanged"."""
     if response.assignment is None:
         return None
     return [(each.topic, partition) for each in response.assignment for partition in each.partitions]

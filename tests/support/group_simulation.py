@@ -1,11 +1,11 @@
 """Simulated clients of one group, at random, against a small reference of what a group promises.
 
-``Simulation(seed, kind).run()`` is one schedule: steps of chaos, then calm until the group has settled, then quiet.
-The reference knows nothing of the machine's inside: it looks at answers, and at what the clients themselves hold.
+``Simulation(seed, kind).run()`` is one schedule: steps of chaos, then calm until the group has settled, then quiet. The
+reference does not look inside the state machine, but at responses, and at what the clients themselves hold. It raises
 AssertionError if a promise is broken.
 
 In a group of both kinds of clients no partition is held twice by members of a consumer group, whatever protocol they
-use. The members of a classic group count from the moment on that it becomes one, if they know its generation.
+use. The members of a classic group count from the moment when it becomes a consumer group, if they know its generation.
 """
 
 import random
@@ -41,13 +41,13 @@ from tests.support.group_driver import GroupDriver, topic_id
 
 SESSION_MS = 10_000
 HEARTBEAT_MS = 3_000
-#: Long enough for whatever a group waits for: sessions, rebalance timeouts, ids that are never used.
+#: Long enough for anything that a group waits for: sessions, rebalance timeouts, ids that are never used.
 CALM_ROUNDS = 80
 Held = set[tuple[uuid.UUID, int]]
 
 
 class Client:
-    """One process. ``held`` are the partitions that it would read from."""
+    """One process; ``held`` are the partitions that it would read from."""
 
     def __init__(self, world: "Simulation", name: str, instance_id: str | None) -> None:
         self.world = world
@@ -57,7 +57,7 @@ class Client:
         self.held: Held = set()
         self.is_paused = False
         self.is_gone = False
-        #: When the coordinator last had a word of it that it took.
+        #: The time of the last request from it that the coordinator accepted.
         self.contact_ms = world.now_ms
         self.rebalance_timeout_ms = world.rng.choice([8_000, 20_000])
 
@@ -71,36 +71,38 @@ class Client:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """It loses its session by its own clock."""
+        """Lose the session by the client's own clock."""
 
     def has_rival(self) -> bool:
-        """Whether another process has, or had, its instance id."""
+        """Return whether another process has, or had, its instance id."""
         return any(each is not self and each.instance_id == self.instance_id for each in self.world.clients)
 
     @property
     def is_judged(self) -> bool:
-        """Whether nobody else may hold what it holds. Whose instance id a classic client takes learns of it later."""
+        """True if nobody else may hold what it holds. A process whose instance id a classic client takes learns that
+        later.
+        """
         return self.instance_id is None or not any(
             each is not self and each.instance_id == self.instance_id and isinstance(each, ClassicClient)
             for each in self.world.clients
         )
 
     def on_restart(self) -> None:
-        """The connection broke, and sessions begin anew."""
+        """Lose the connection; sessions begin again."""
         self.has_whole_session()
 
     def look(self) -> None:
-        """After every event."""
+        """Look at the state after every event."""
 
     def repeat(self) -> None:
-        """An old request comes once more."""
+        """Send an old request once more."""
 
     def crash(self) -> None:
         self.held = set()
         self.is_gone = True
 
     def has_whole_session(self) -> None:
-        """Others than the client have begun its session anew, if it goes on."""
+        """Note that the coordinator has begun its session again, unless the session was over."""
         if self.world.now_ms < self.contact_ms + SESSION_MS:
             self.contact_ms = self.world.now_ms
 
@@ -110,7 +112,7 @@ class Client:
 
 
 class ClassicClient(Client):
-    """It gives up all partitions before it joins again (the eager protocol)."""
+    """A client that gives up all partitions before it joins again (the eager protocol)."""
 
     is_cooperative = False
 
@@ -120,23 +122,26 @@ class ClassicClient(Client):
         self.generation = -1
         self.phase = "unjoined"
         self.waits_for: int | None = None
-        #: Its last request that may be parked: it waits, or has given up and the coordinator does not know.
+        #: Its last request that may be parked: the client still waits, or has given up without the coordinator knowing.
         self.parked: int | None = None
         self.to_assign: tuple[Any, ...] | None = None
         self.assignors = world.rng.choice([("a",), ("a", "b"), ("b", "a")])
         self.version = world.rng.choice([1, 3]) if self.is_cooperative else world.rng.choice([0, 1, 3])
-        #: Of a member of a consumer group: by when it is to join or to sync, and whether it has partitions as one.
+        #: For a member of a consumer group: the time by which it must join or sync, and whether it has partitions as
+        #: one.
         self.due_ms: int | None = None
         self.is_in_consumer_group = False
 
     @property
     def is_judged(self) -> bool:
-        """In a classic group it learns of its loss later. So it does when another process takes its instance id."""
+        """True if nobody else may hold what it holds. In a classic group, or when another process takes its instance
+        id, it learns of its loss later.
+        """
         return self.is_in_consumer_group and not self.has_rival()
 
     @property
     def protocols(self) -> tuple[JoinProtocol, ...]:
-        """With what it still has, as Kafka's consumer tells it."""
+        """The protocols with the partitions that it still has, as Kafka's consumer sends them."""
         owned = tuple(
             (name, partition)
             for name, description in sorted(self.world.topics.items())
@@ -154,14 +159,14 @@ class ClassicClient(Client):
         return self.parked is None and super().session_is_over
 
     def look(self) -> None:
-        """Once it is answered a member of a classic group has a whole session again."""
+        """Note a whole session of a classic group's member, once its parked request is answered."""
         if self.parked is not None and self.parked not in self.world.driver.parked:
             if self.world.answered_by.get(self.parked) == "classic":
                 self.contact_ms = self.world.now_ms
             self.parked = None
 
     def on_restart(self) -> None:
-        """The record of a generation has all its members, also those that were removed since."""
+        """Note a new session: the record of a generation has all its members, even those that were removed since."""
         self.look()
         self.waits_for = None
         if self.is_in_consumer_group:
@@ -234,7 +239,7 @@ class ClassicClient(Client):
             self.contact_ms = self.world.now_ms
 
     def on_step_told(self, event: Event, error: errors.LogStoreError | None) -> None:
-        """A consumer group waits for its JoinGroup or SyncGroup from now on, or does no longer."""
+        """Note that a consumer group waits for its JoinGroup or SyncGroup from now on, or no longer waits."""
         due_ms = self.world.now_ms + self.rebalance_timeout_ms
         if isinstance(error, errors.RebalanceInProgressError):
             self.contact_ms = self.world.now_ms
@@ -270,8 +275,8 @@ class ClassicClient(Client):
         self.crash()
 
     def forget(self) -> None:
-        """Its session is over by its own clock. As librdkafka it has no id from then on, and sends heartbeats all the
-        same until its partitions are given up.
+        """Lose the session by the client's own clock. Like librdkafka, it then has no id, and still sends heartbeats
+        until its partitions are given up.
         """
         if self.phase == "stable":
             self.member_id = ""
@@ -279,7 +284,9 @@ class ClassicClient(Client):
             self.rejoin(lost=True)
 
     def leads_stale_assignment(self) -> bool:
-        """The leader looks at the topics, as a Kafka consumer does."""
+        """Return whether the client leads a generation whose assignment is for other topics, as a Kafka consumer checks
+        it.
+        """
         leads = self.world.leaders.get(self.generation) == self.identity
         return leads and self.world.planned_topics.get(self.generation) != self.world.topics
 
@@ -293,7 +300,7 @@ class ClassicClient(Client):
             self.held = set()
 
     def check(self, error: errors.LogStoreError | None) -> None:
-        """Act on an error, as Kafka's consumer does; without one, the coordinator has heard of the client."""
+        """Act on an error, as Kafka's consumer does; without one, the coordinator has accepted the request."""
         match error:
             case None:
                 pass
@@ -316,7 +323,7 @@ class ClassicClient(Client):
                 raise AssertionError(f"an answer that no client expects: {error!r}")
 
     def on_answer(self, response: Any, kind: str) -> None:
-        """``kind`` is that of the group that answered."""
+        """Act on a response; ``kind`` is that of the group that answered."""
         if isinstance(response.error, errors.MemberIdRequiredError):
             self.member_id = response.member_id
             self.contact_ms = self.world.now_ms
@@ -338,13 +345,13 @@ class ClassicClient(Client):
 
 
 class CooperativeClient(ClassicClient):
-    """It keeps its partitions while it joins, and joins again when it has given some up (KIP-429)."""
+    """A client that keeps its partitions while it joins, and joins again when it has given some up (KIP-429)."""
 
     is_cooperative = True
 
 
 class ConsumerClient(Client):
-    """It takes what it is assigned at once, and revokes when it comes to it."""
+    """A client that takes assigned partitions at once, and revokes others some time later."""
 
     def __init__(self, world: "Simulation", name: str, instance_id: str | None) -> None:
         super().__init__(world, name, instance_id)
@@ -354,7 +361,8 @@ class ConsumerClient(Client):
         self.assignment: Held = set()
         self.lost_answers = 0
         self.is_revoking = False
-        #: What the coordinator has last answered, and since when the client has not said that it holds no more.
+        #: The coordinator's last assignment, and the time since when the client has not confirmed that it holds no
+        #: more.
         self.answered: Held = set()
         self.unrevoked_since_ms: int | None = None
 
@@ -392,14 +400,14 @@ class ConsumerClient(Client):
         if response is None:
             self.lost_answers += 1
             return
-        # One lost answer is made up for; after two epochs that it knows nothing of a member is fenced.
+        # One lost response is compensated for; a member that missed two epochs is fenced.
         may_be_fenced = was_over or epoch == 0 or self.lost_answers > 1 or self.has_rival()
         self.lost_answers = 0
         if epoch >= 0:
             self.on_answer(response, may_be_fenced=may_be_fenced)
 
     def on_taken(self, event: ConsumerGroupHeartbeat, response: Any) -> None:
-        """The coordinator has taken the heartbeat, whether or not its answer arrives."""
+        """Note that the coordinator has accepted the heartbeat, whether or not its response arrives."""
         if response.error is not None:
             return
         self.contact_ms = self.world.now_ms
@@ -448,7 +456,7 @@ class ConsumerClient(Client):
             assert not is_late, f"{self.name} commits with an old epoch"
 
     def repeat(self) -> None:
-        """A heartbeat of an epoch of before, which does not say what the member holds."""
+        """Send a heartbeat of an earlier epoch, which does not say what the member holds."""
         if self.epoch > 1:
             event = ConsumerGroupHeartbeat(self.world.driver.token(), self.name, self.epoch - 1, self.instance_id)
             response = self.world.ask(event)
@@ -488,13 +496,13 @@ class Simulation:
         self.clients: list[Client] = []
         self.is_calm = False
         self.lives = 0
-        # The reference: who leads a generation, what its leader planned, and for which topics.
+        # This is the reference: the leader of each generation, its plan, and the topics of the plan.
         self.generation = self.generation_before = 0
         self.leaders: dict[int, str] = {}
         self.plans: dict[int, dict[str, bytes]] = {}
         self.planned_topics: dict[int, dict[str, TopicDescription]] = {}
         self.identities: dict[str, str] = {}
-        #: The kind of the group, and that of the one that gave each answer.
+        #: The kind of the group, and the kind that it had at each response.
         self.kind = ""
         self.answered_by: dict[int, str] = {}
 
@@ -508,12 +516,12 @@ class Simulation:
     # ---- the way to the coordinator ---------------------------------------------------------------------------------
 
     def send(self, event: Any) -> bool:
-        """Whether the connection holds, so that the answer will come."""
+        """Send an event; return whether the connection holds, so that the response will come."""
         fate = 1.0 if self.is_calm else self.rng.random()
         if fate < 0.05:
             return False  # The request is lost.
         if fate < 0.08:
-            # The coordinator dies before the records are durable: nothing has happened.
+            # The coordinator dies before the records are durable, so nothing has happened.
             self.driver.group.apply(event, self.now_ms)
             self.restart()
             return False
@@ -524,7 +532,7 @@ class Simulation:
         return True
 
     def ask(self, event: Any, taken: Any = None) -> Any:
-        """For requests that are answered at once: the answer, or None if it is lost."""
+        """Send a request that is answered at once; return the response, or None if it is lost."""
         asked: list[Any] = []
         answers = self.driver.answers
         holds = self.send_observed(event, asked)
@@ -583,13 +591,13 @@ class Simulation:
                 and client.instance_id is not None
                 and isinstance(client, ClassicClient)
             ):
-                # KIP-345: a static member need not join a generation, and has a whole session from its begin on.
+                # KIP-345: a static member need not join a generation, and has a whole session from its beginning.
                 client.has_whole_session()
         self.generation = generation
         if kind != self.kind:
             for client in self.clients:
                 if isinstance(client, ClassicClient):
-                    # One that has another generation is about to find out that it has lost its partitions.
+                    # A client that has another generation is about to find out that it has lost its partitions.
                     client.is_in_consumer_group = kind == "consumer" and client.generation == self.generation_before
                     client.due_ms = None
             for led in (self.plans, self.leaders, self.planned_topics):
@@ -603,8 +611,8 @@ class Simulation:
                     assert other is client, f"{other.name} and {client.name} hold {each}"
 
     def plan_for(self, members: tuple[Any, ...]) -> dict[str, bytes]:
-        """The leader's assignment: each partition to one of the members that subscribe to its topic, or to none of them
-        as long as another one has it.
+        """Return the leader's assignment: each partition is given to one of the members that subscribe to its topic, or
+        to none of them as long as another one has it.
         """
         plan: dict[str, list[tuple[str, int]]] = {each.member_id: [] for each in members}
         subscriptions = {each.member_id: decode_subscription(each.metadata) for each in members}
@@ -684,12 +692,12 @@ class Simulation:
         elif dice < 0.97:
             self.change_topics()
         else:
-            # The one who keeps the time is early, or late.
+            # The timekeeper is early, or late.
             key = self.rng.choice([*self.driver.timers, "session/nobody"])
             self.apply(TimerFired(key))
 
     def driver_advances(self, ms: int) -> None:
-        """Others stay in touch while time goes by, unless they are paused."""
+        """Let time pass while other clients stay in touch, unless they are paused."""
         for _ in range(ms // HEARTBEAT_MS):
             self.advance(HEARTBEAT_MS)
             for client in list(self.clients):
@@ -730,8 +738,8 @@ class Simulation:
         return [each for each in self.clients if not each.is_gone]
 
     def calm_down(self) -> None:
-        """No more faults. Clients of one kind, or of all that may be in one group, and one of each instance id remain,
-        and the group settles.
+        """End all faults. Clients of one kind, or of all kinds that may be in one group, and one of each instance id
+        remain, and the group settles.
         """
         self.is_calm = True
         kind = self.rng.choice(self.kinds)
@@ -779,7 +787,7 @@ class Simulation:
         return len(held) == len(set(held)) and set(held) == wanted
 
     def stay_quiet(self) -> None:
-        """Nothing happens to a settled group whose members are well."""
+        """Check that nothing happens to a settled group whose members are well."""
         generation = self.driver.group.generation
         before = {client.name: set(client.held) for client in self.live()}
         for _ in range(2 * SESSION_MS // HEARTBEAT_MS):

@@ -1,7 +1,7 @@
 """A history of produce requests, and the check that a log agrees with it (invariants A1 to A5, B1, B2, C1).
 
-Values are unique. A request ended ``ok`` (acknowledged, with its place), ``fail`` (certainly not stored) or ``info``
-(unknown: a cut connection, a timeout, a 5xx).
+Values are unique. The outcome of a request is ``ok`` (acknowledged, with its place), ``fail`` (certainly not stored) or
+``info`` (unknown: a cut connection, a timeout, a 5xx).
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class History:
         return sum(len(r.values) for r in self.requests if r.outcome == "ok")
 
     def check(self, final: dict[int, list[tuple[int, str]]]) -> None:
-        """``final``: per partition all (offset, value), read after all faults; AssertionError names what is wrong."""
+        """Compare with ``final``: all (offset, value) by partition, read after all faults. Raises AssertionError."""
         place = {}
         for partition, rows in final.items():
             assert [o for o, _ in rows] == list(range(len(rows))), f"offsets of partition {partition} are not dense"
@@ -66,7 +66,7 @@ class History:
 
 
 def rows_by_partition(rows: Iterable[tuple[int, int, str]]) -> dict[int, list[tuple[int, str]]]:
-    """(partition, offset, value) in any order → sorted per partition."""
+    """Sort (partition, offset, value) in any order into (offset, value) by partition."""
     result: dict[int, list[tuple[int, str]]] = {}
     for partition, offset, value in sorted(rows):
         result.setdefault(partition, []).append((offset, value))

@@ -1,4 +1,4 @@
-"""The context of a job in a test: a clock of the test's own, and no output."""
+"""The context of a job in a test: with the test's clock, and without output."""
 
 import io
 from collections.abc import Iterator

@@ -49,7 +49,7 @@ def truncate_frame(end_offset: int, *, leader_epoch: int = 0) -> Frame:
 def control_frame(
     offset: int, *, kind: ControlType = ControlType.COMMIT, producer_id: int = 5, epoch: int = 2, partition: int = 0
 ) -> Frame:
-    """A transaction marker of the coordinator with epoch 7."""
+    """Return a transaction marker of the coordinator with epoch 7."""
     identity = BatchIdentity(producer_id, epoch, NO_SEQUENCE)
     header = FrameHeader(FrameType.CONTROL, FrameFlags(0), TOPIC, partition, offset, 1, 0, 1_000, 1_000, 0, identity)
     return Frame(header, EndTransactionMarker(kind, 7).encode())
@@ -90,7 +90,7 @@ async def running(
     snapshots: Callable[[], Sequence[Frame]] = tuple,
     record: JournalRecord | None = None,
 ) -> AsyncIterator[tuple[Journal, list[RecoveredFrame]]]:
-    """A started journal and what it recovered; closed at the end."""
+    """Start a journal, and yield it with what it recovered; it is closed at the end."""
     journal = new_journal(directory, filesystem, file_bytes=file_bytes)
     recovered = list(journal.recover())
     await journal.start(snapshots, record or MemoryRecord())
@@ -101,7 +101,7 @@ async def running(
 
 
 def recovered_frames(directory: Path) -> list[RecoveredFrame]:
-    """The frames that a start recovers now; it also cuts the journal's tail. Not from inside a running event loop."""
+    """Return the frames that a start recovers now; this cuts the journal's tail. Not inside a running event loop."""
     journal = new_journal(directory)
     frames = list(journal.recover())
     journal.establish_end()
@@ -110,13 +110,13 @@ def recovered_frames(directory: Path) -> list[RecoveredFrame]:
 
 
 def offsets(frames: Sequence[RecoveredFrame], partition: int = 0) -> list[int]:
-    """The base offsets of a partition's data frames, in journal order."""
+    """Return the base offsets of a partition's data frames, in journal order."""
     return [f.header.base_offset for f in frames if f.header.type is FrameType.DATA and f.header.partition == partition]
 
 
 async def relocate_oldest(journal: Journal) -> list[tuple[FrameHeader, FrameLocation]]:
-    """Copy forward what is needed of the oldest file, as found by a scan of it: for journals whose partitions have no
-    index, and are never truncated.
+    """Copy forward the needed frames of the oldest file, as found by a scan of it: for journals whose partitions have
+    no index, and are never truncated.
     """
     oldest = journal.oldest_needed
     if oldest is None:

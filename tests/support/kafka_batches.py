@@ -25,7 +25,7 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
 def codecs() -> dict[str, RecordCodec]:
-    """By name; the one in C is missing where it was not compiled."""
+    """Return codecs by name; the one in C is missing if it was not compiled."""
     found: dict[str, RecordCodec] = {"numpy": NumpyCodec()}
     with contextlib.suppress(OSError):
         found["native"] = NativeCodec()
@@ -34,9 +34,9 @@ def codecs() -> dict[str, RecordCodec]:
 
 CODECS = codecs()
 
-#: Lengths around the places where varints become longer.
+#: Lengths around those where varints become longer.
 sized_bytes = small_bytes | st.sampled_from([63, 64, 65, 200, 8_191, 8_192, 9_000]).map(lambda size: b"v" * size)
-#: A record that Kafka can hold as it is: without headers it has null there.
+#: A record that Kafka can hold unchanged: without headers it has null there.
 kafka_rows = st.builds(
     Row,
     timestamp=timestamps | st.integers(1_700_000_000_000, 1_700_000_000_200),
@@ -52,13 +52,13 @@ kafka_rows = st.builds(
 
 
 def log_batch(rows: Sequence[Row], offsets: Sequence[int]) -> pa.RecordBatch:
-    """LOG_SCHEMA; rows without a timestamp have 7."""
+    """Return a LOG_SCHEMA batch; rows without a timestamp have 7."""
     batch = with_origins(wire_batch(list(rows)), [Origin(len(rows), 0, 7, False)])
     return batch.set_column(0, batch.schema.field(0), pa.array(offsets, pa.int64()))
 
 
 def varint(number: int, *, padding: int = 0) -> bytes:
-    """Zigzag; ``padding`` bytes more than it needs."""
+    """Encode a number in zigzag, with ``padding`` more bytes than necessary."""
     raw = (number << 1) ^ (number >> 63)
     found = bytearray()
     while raw >= 128 or padding > len(found):
@@ -73,7 +73,7 @@ def sized(data: bytes | None) -> bytes:
 
 @dataclass(frozen=True)
 class RawRecord:
-    """A record as its fields are written, right or wrong."""
+    """A record whose fields are bytes as they are written, valid or not."""
 
     timestamp_delta: bytes = varint(0)
     offset_delta: bytes = varint(0)
@@ -91,14 +91,14 @@ class RawRecord:
 
 
 def raw_records(count: int, **fields: bytes) -> bytes:
-    """As many records, right but for ``fields`` of the last one."""
+    """Return ``count`` records, valid except for ``fields`` of the last one."""
     records = [RawRecord(offset_delta=varint(number)) for number in range(count)]
     records[-1] = replace(records[-1], **fields)
     return b"".join(record.written() for record in records)
 
 
 def raw_batch(records: bytes, count: int, *, compression: Compression = Compression.NONE, **fields: int) -> bytes:
-    """A batch around ``records``, which are deflated already, with a right CRC unless ``fields`` has one."""
+    """Return a batch around ``records``, already compressed, with a valid CRC unless ``fields`` has one."""
     values = {
         "base_offset": 0,
         "length": HEADER_BYTES - 12 + len(records),
@@ -119,7 +119,7 @@ def raw_batch(records: bytes, count: int, *, compression: Compression = Compress
 
 
 def sealed(batch: bytes) -> bytes:
-    """With the CRC that its bytes have."""
+    """Return the batch with a valid CRC."""
     return batch[:17] + crc32c(batch[21:]).to_bytes(4, "big") + batch[21:]
 
 
@@ -128,7 +128,7 @@ def header_of(batch: bytes) -> BatchHeader:
 
 
 def deflated(compression: Compression, data: bytes) -> bytes:
-    """As other libraries do it: zlib, and zstandard without the size in the frame."""
+    """Compress as other libraries do: zlib, and zstandard without the size in the frame."""
     if compression is Compression.GZIP:
         deflate = zlib.compressobj(wbits=31)
         return deflate.compress(data) + deflate.flush()
@@ -138,7 +138,7 @@ def deflated(compression: Compression, data: bytes) -> bytes:
 
 
 def seeds() -> list[bytes]:
-    """Small batches of every kind."""
+    """Return small batches of every kind."""
     rows = [
         Row(1_000, b"key", b"value", None),
         Row(1_000 + 2**33, None, b"", (("same", b"1"), ("same", None), ("ключ", b""))),
@@ -151,12 +151,12 @@ def seeds() -> list[bytes]:
 
 
 def mutations(batch: bytes, random: Random, count: int) -> Iterator[bytes]:
-    """``batch`` with bytes changed, taken out, put in or doubled, each with a right CRC and length."""
+    """Yield ``batch`` with bytes changed, removed, inserted or doubled, each with a valid CRC and length."""
     interesting = (0, 1, 2, 0x7F, 0x80, 0xFF, 0xFE, 3, 0x0F, 0x10)
     for _ in range(count):
         mutant = bytearray(batch)
         for _ in range(random.choice((1, 1, 1, 2, 4))):
-            # Fields of the records, and the header's count, times and attributes.
+            # Mutations are in the fields of the records, and in the header's count, times and attributes.
             at = random.randrange(21, len(mutant))
             kind = random.randrange(5)
             if kind == 0:
@@ -181,7 +181,7 @@ def client_batch(
     transactional: bool = False,
     control: bool = False,
 ) -> bytes:
-    """The record batch in which a Kafka client sends ``rows``. One without a timestamp has -1."""
+    """Return the record batch in which a Kafka client sends ``rows``; a row without a timestamp has -1."""
     records = with_origins(wire_batch(list(rows)), [Origin(len(rows), 0, NO_TIMESTAMP, False)])
     batch = encode_batch(
         records,

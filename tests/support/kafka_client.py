@@ -1,4 +1,4 @@
-"""A store with a listener for Kafka's clients in the test's own event loop, and a client that sends what it likes."""
+"""A store with a listener for Kafka's clients in the test's own event loop, and a client that may send anything."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ _WITHIN_S = 20.0
 
 
 class KafkaConnection:
-    """One connection. Every wait is bounded."""
+    """One connection, whose waits are all bounded."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -42,7 +42,7 @@ class KafkaConnection:
         self._correlation_ids = itertools.count(1)
 
     def send(self, api_key: int, version: int, message: Any, client_id: str | None = "test") -> int:
-        """The correlation id."""
+        """Send a request and return its correlation id."""
         correlation_id = next(self._correlation_ids)
         self.writer.writelines(map(bytes, write_request(api_key, version, correlation_id, client_id, message)))
         return correlation_id
@@ -53,7 +53,7 @@ class KafkaConnection:
             return await self.reader.readexactly(size)
 
     async def receive(self, api_key: int, version: int) -> tuple[int, Any]:
-        """The correlation id and the message of the next answer."""
+        """Return the correlation id and the message of the next response."""
         return read_response(api_key, version, await self.frame())
 
     async def ask(self, api_key: int, version: int, message: Any) -> Any:
@@ -63,7 +63,7 @@ class KafkaConnection:
         return answer
 
     async def is_closed(self) -> bool:
-        """Whether the other end closes the connection soon, and sends nothing before."""
+        """Return whether the other end closes the connection soon, without sending anything first."""
         try:
             async with asyncio.timeout(_WITHIN_S):
                 return await self.reader.read(1) == b""
@@ -85,21 +85,21 @@ class KafkaServer:
     _opened: list[KafkaConnection]
 
     async def topic(self, name: str = "t", partitions: int = 1, **configs: str) -> Topic:
-        """A new one; ``configs`` with ``_`` for dots."""
+        """Create a topic; in ``configs``, ``_`` means ``.``"""
         named = {key.replace("_", "."): value for key, value in configs.items()}
         topic = await self.store.broker.topics.changes.create(INTERNAL, name, partitions=partitions, configs=named)
         assert topic is not None
         return topic
 
     async def connect(self) -> KafkaConnection:
-        """Closed with the server."""
+        """Open a connection, which is closed with the server."""
         connection = KafkaConnection(*await asyncio.open_connection("127.0.0.1", self.port))
         self._opened.append(connection)
         return connection
 
 
 def batch_of(*values: bytes, **options: Any) -> bytes:
-    """A record batch as a producer sends it."""
+    """Return a record batch as a producer sends it."""
     rows = [Row(1_700_000_000_000, b"k", value, None) for value in values]
     return bytes(encode_batch(log_batch(rows, range(len(rows))), leader_epoch=-1, **options))
 
@@ -107,7 +107,7 @@ def batch_of(*values: bytes, **options: Any) -> bytes:
 def produce_request(
     batches: dict[int, bytes | None], *, topic: str | bytes = "t", acks: int = -1, timeout_ms: int = 10_000
 ) -> ProduceRequest:
-    """One topic, by its name or its id."""
+    """Return a request for one topic, given by name or id."""
     named = {"topic_id": topic} if isinstance(topic, bytes) else {"name": topic}
     data = [ProduceRequest.PartitionProduceData(index=at, records=records) for at, records in batches.items()]
     return ProduceRequest(
@@ -124,7 +124,7 @@ async def kafka_server(
     limits: ConnectionLimits | None = None,
     **settings: Any,
 ) -> AsyncIterator[KafkaServer]:
-    """``limits``: instead of those of the settings."""
+    """Run a store with a listener; ``limits`` replace those of the settings."""
     wanted = Settings(data=data, **settings)
     listening = bound_socket("127.0.0.1", 0, SocketBuffers())
     port = listening.getsockname()[1]

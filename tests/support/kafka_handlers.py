@@ -28,7 +28,7 @@ class Handlers:
         self.store = KafkaStore(broker.settings, broker, groups, broker._coordinator, ("127.0.0.1", 9092))
 
     async def ask(self, api_key: int, version: int, message: Any) -> Any:
-        """The answer, as a client decodes it."""
+        """Return the response, as a client decodes it."""
         request = read_request(_frame(write_request(api_key, version, 7, "test", message)))
         answer = await HANDLERS[api_key](self.store, KAFKA_CLIENT, request.message, version)
         correlation_id, found = read_response(api_key, version, _frame(write_response(api_key, version, 7, answer)))
@@ -49,5 +49,5 @@ async def kafka_handlers(
 
 
 def _frame(buffers: Sequence[Buffer]) -> bytes:
-    """Without its length."""
+    """Join the buffers without the leading length."""
     return b"".join(bytes(buffer) for buffer in buffers)[4:]

@@ -1,4 +1,4 @@
-"""Random messages of Kafka's protocol, by their definitions."""
+"""Random messages of Kafka's protocol, made from their definitions."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _LETTERS = "aZ0-._ äß漢🙂\x00"
 
 
 def messages_and_versions() -> Iterator[tuple[MessageDefinition, int]]:
-    """All messages of Kafka, each in all its versions."""
+    """Yield all messages of Kafka, each in all its versions."""
     for definition in message_definitions().values():
         for version in range(definition.versions.first, definition.versions.last + 1):
             yield definition, version
@@ -31,15 +31,15 @@ def advertised_messages_and_versions() -> Iterator[tuple[MessageDefinition, int]
 
 
 def name_of(value: object) -> str:
-    """For the ids of parametrized tests."""
+    """Return a name for the id of a parametrized test."""
     return value.name if isinstance(value, MessageDefinition) else f"v{value}"
 
 
 def random_message(
     definition: MessageDefinition, version: int, chance: random.Random, *, extremes: bool = True
 ) -> msgspec.Struct:
-    """A message with values for all fields of ``version`` and for no others. Without ``extremes``, error codes are of
-    Kafka, and times are of this century.
+    """Return a message with values for exactly the fields of ``version``. Without ``extremes``, error codes are
+    Kafka's, and times are of this century.
     """
     return _RandomMessage(definition, version, chance, extremes=extremes).structure(definition.name, definition.fields)
 
@@ -55,7 +55,7 @@ class _RandomMessage:
     def structure(self, name: str, fields: tuple[Field, ...]) -> msgspec.Struct:
         values: dict[str, Any] = {}
         for field in fields:
-            # A tagged field that is not told has its default.
+            # A tagged field that is left out has its default.
             told = not field.is_tagged_in(self._version) or self._chance.random() < 0.5
             if field.is_in(self._version) and told:
                 values[field.attribute] = self._value(field)
@@ -81,7 +81,7 @@ class _RandomMessage:
             case "float64":
                 return chance.choice((0.0, -1.5, chance.random() * 1e9))
             case "string":
-                # Around the lengths where one byte of length becomes two.
+                # Lengths are around those where one byte of length becomes two.
                 length = chance.choice((self._length(20), 126, 127, 128))
                 return "".join(chance.choices(_LETTERS, k=length))
             case "bytes" | "records":
@@ -104,7 +104,7 @@ class _RandomMessage:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with arrays as lists and buffers as bytes, so that it can be compared."""
+    """Return ``value`` with arrays as lists and buffers as bytes, so that it can be compared."""
     if isinstance(value, msgspec.Struct):
         fields = {name: plain(getattr(value, name)) for name in value.__struct_fields__}
         return type(value)(**fields)

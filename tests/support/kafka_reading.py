@@ -24,14 +24,14 @@ MIB = 1 << 20
 
 
 class ReadBatch(NamedTuple):
-    """``rows`` by their offsets; a record without headers has None there, as columns have it."""
+    """A batch with ``rows`` by offset; a record without headers has None there, as in columns."""
 
     header: BatchHeader
     rows: dict[int, Row]
 
 
 def read_batches(buffers: Iterable[Any]) -> list[ReadBatch]:
-    """The batches in the bytes of an answer, each with a good CRC; aiokafka's decoder is the judge of the records."""
+    """Return the batches in the bytes of a response, each with a valid CRC; aiokafka's decoder judges the records."""
     content = memoryview(b"".join(bytes(memoryview(one)) for one in buffers))
     found = []
     at = 0
@@ -63,7 +63,7 @@ def _bytes(value: Any) -> bytes | None:
 async def fetch_one(
     broker: Broker, topic: Topic, offset: int, partition: int = 0, *, max_bytes: int = MIB, max_wait_ms: int = 0
 ) -> FetchResult[list[Any]]:
-    """The answer for one partition; raises its error."""
+    """Fetch one partition and return its result. Raises its error."""
     wanted = [WantedPartition(topic, topic.partition(partition), offset)]
     fetched = await broker.fetch.batches(INTERNAL, wanted, FetchLimits(max_bytes, max_bytes, 1, max_wait_ms))
     fetched.reservation.release()
@@ -76,8 +76,8 @@ async def fetch_one(
 async def consume(
     broker: Broker, topic: Topic, offset: int, partition: int = 0, *, max_bytes: int = MIB
 ) -> list[ReadBatch]:
-    """All batches from ``offset`` to the high watermark, as a consumer reads them: it goes on behind the last offset of
-    the last batch, and knows nothing else.
+    """Return all batches from ``offset`` to the high watermark, as a consumer reads them: it continues after the last
+    offset of the last batch, and knows nothing else.
     """
     end = topic.partition(partition).high_watermark
     found: list[ReadBatch] = []
@@ -93,7 +93,7 @@ async def consume(
 
 
 def rows_from(batches: Iterable[ReadBatch], offset: int) -> dict[int, Row]:
-    """What a consumer that began at ``offset`` gives out."""
+    """Return the records that a consumer delivers if it begins at ``offset``."""
     found: dict[int, Row] = {}
     for batch in batches:
         assert not found or not batch.rows or min(batch.rows) > max(found), "offsets rise"
@@ -102,7 +102,7 @@ def rows_from(batches: Iterable[ReadBatch], offset: int) -> dict[int, Row]:
 
 
 def log_rows(records: pa.Table) -> dict[int, Row]:
-    """The rows of LOG_SCHEMA by their offsets, with headers as Kafka has them: none is as good as an empty list."""
+    """Return the rows of LOG_SCHEMA by offset, with headers as in Kafka: None and an empty list are the same."""
     return {
         offset: replace(row, headers=row.headers or None)
         for batch in records.to_batches()
@@ -111,7 +111,7 @@ def log_rows(records: pa.Table) -> dict[int, Row]:
 
 
 async def http_rows(broker: Broker, topic: Topic, partition: int = 0) -> dict[int, Row]:
-    """All records of the partition, as an answer over HTTP has them."""
+    """Return all records of the partition, as HTTP responses have them."""
     log = topic.partition(partition)
     found: dict[int, Row] = {}
     at = log.log_start_offset
@@ -125,7 +125,7 @@ async def http_rows(broker: Broker, topic: Topic, partition: int = 0) -> dict[in
 
 
 async def ask(handlers: Handlers, api_key: int, version: int, message: Any) -> Any:
-    """The answer of the listener, as a client decodes it; what it holds is released."""
+    """Return the listener's response, as a client decodes it, and release what it holds."""
     request = read_request(_frame(write_request(api_key, version, 7, "test", message)))
     answer = await answer_to(handlers.store, KAFKA_CLIENT, request, Turn())
     if answer.release is not None:
@@ -135,5 +135,5 @@ async def ask(handlers: Handlers, api_key: int, version: int, message: Any) -> A
 
 
 def _frame(buffers: Iterable[Any]) -> bytes:
-    """Without its length."""
+    """Join the buffers without the leading length."""
     return b"".join(bytes(buffer) for buffer in buffers)[4:]

@@ -1,4 +1,4 @@
-"""Topics of keyed records for tests of jobs: rolled as the store does it, read back by readers that are not ours."""
+"""Topics of keyed records for tests of jobs: rolled as the store does it, and read by delta-rs and pyarrow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tests.support.table_paths import create_table, path_of
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``value`` None is a tombstone."""
+    """A record; it is a tombstone if ``value`` is None."""
 
     key: bytes | None
     value: bytes | None
@@ -26,7 +26,7 @@ class Record:
 
 @dataclass
 class KeyedTopic:
-    """``<data>/topics/<name>``; every roll is of one segment."""
+    """The topic at ``<data>/topics/<name>``; each roll writes one segment."""
 
     data: Path
     name: str
@@ -34,7 +34,7 @@ class KeyedTopic:
 
     @classmethod
     def create(cls, data: Path, name: str, partitions: int = 1, **config: object) -> "KeyedTopic":
-        """``config`` with underscores for dots."""
+        """Create the topic; ``config`` has underscores instead of dots."""
         overrides = {key.replace("_", "."): str(value) for key, value in config.items()}
         path = data / "topics" / name
         table = create_table(path, num_partitions=partitions, config_overrides=overrides, layout=layout_of(name))
@@ -55,7 +55,7 @@ class KeyedTopic:
         assert not self.table.commit_roll(parts).refused
 
     def contents(self, partition: int = 0) -> dict[int, Record]:
-        """Offset to record, in the order of offsets, as delta-rs and pyarrow read the table."""
+        """Return the records by offset, in order, as delta-rs and pyarrow read the table."""
         table = DeltaTable(str(path_of(self.table))).to_pyarrow_table(filters=[("partition", "=", partition)])
         rows = table.sort_by("offset").to_pylist()
         found = {
@@ -69,7 +69,7 @@ class KeyedTopic:
 
 
 def batch(start: int, appended: Sequence[Record | None]) -> pa.RecordBatch:
-    """LOG_SCHEMA; every third record has a header."""
+    """Return a batch of LOG_SCHEMA; every third record has a header."""
     offsets = [start + at for at, record in enumerate(appended) if record is not None]
     records = [record for record in appended if record is not None]
     return pa.RecordBatch.from_pydict(

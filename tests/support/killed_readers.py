@@ -1,9 +1,9 @@
 """A driver whose tasks die: ``python killed_readers.py MASTER URL TOPIC DIRECTORY VICTIM``.
 
-It reads a topic by the source, by a stream and by ``read_offsets``, and prints JSON: by way of reading, the partitions
-and offsets that it got. With the VICTIM "worker" each task that reads records kills itself between its first two
-batches, with "executor" those kill their executor that read the history of partition 0, or its tail by
-``read_offsets``. Each does it once: a file of DIRECTORY keeps that it has.
+It reads a topic by the source, by a stream and by ``read_offsets``, and prints JSON: for each way of reading, the
+partitions and offsets that it got. With the VICTIM "worker", each task that reads records kills itself between its
+first two batches; with "executor", tasks that read the history of partition 0, or its tail by ``read_offsets``, kill
+their executor. Each does it once, recorded by a file in DIRECTORY.
 """
 
 import json
@@ -37,7 +37,7 @@ CONFIG = {
 
 
 class Killer:
-    """Sent to tasks by value, as everything of this script is."""
+    """Kills a task's worker or executor. It is sent to tasks by value, as everything in this script."""
 
     def __init__(self, directory: str, victim: str) -> None:
         self._directory, self._victim = directory, victim
@@ -54,7 +54,7 @@ class Killer:
         if file.exists() or (self._victim == "executor" and (partition or "tail" in name)):
             return
         file.touch()
-        # A worker is a child of Spark's daemon for workers, and that of an executor.
+        # A worker is a child of Spark's daemon for workers, and the daemon is a child of the executor.
         executor = psutil.Process().parent().parent()
         os.kill(executor.pid if self._victim == "executor" else os.getpid(), signal.SIGKILL)
 
@@ -101,7 +101,7 @@ def main(master: str, url: str, topic: str, directory: str, victim: str) -> None
     stream = stream.foreachBatch(lambda frame, _: keep("stream", frame)).trigger(availableNow=True)
     stream.option("checkpointLocation", f"{directory}/checkpoint").start().awaitTermination()
 
-    # The module goes to the tasks by value, with this in it.
+    # The module goes to the tasks by value, including this replacement.
     records = tail_reader.Leader.records
 
     def dying_records(self: Any, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:

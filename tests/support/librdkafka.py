@@ -1,8 +1,8 @@
-"""librdkafka's producer by its C interface: confluent-kafka does not tell the status of a message that failed.
+"""librdkafka's producer by its C interface: confluent-kafka does not report the status of a failed message.
 
-Of such a message the status says whether it is certainly not stored, or may be. The library is the one that
-confluent-kafka brings along. Layouts and numbers are those of ``rdkafka.h``. Invariant: every message that ``send``
-takes is in exactly one answer of ``poll``.
+The status says whether such a message is certainly not stored, or may be. The library is the one that confluent-kafka
+includes. Layouts and numbers are those of ``rdkafka.h``. Invariant: every message that ``send`` accepts is in exactly
+one result of ``poll``.
 """
 
 import ctypes
@@ -30,7 +30,9 @@ class Status(IntEnum):
 
 
 class Delivery(NamedTuple):
-    """Of the message with this number; ``code`` is 0 if it was acknowledged, otherwise Kafka's or librdkafka's."""
+    """The outcome of the message with this number; ``code`` is 0 if it was acknowledged, otherwise Kafka's or
+    librdkafka's.
+    """
 
     number: int
     code: int
@@ -84,18 +86,20 @@ _OnDelivery = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Message), 
 
 
 class SendError(Exception):
-    """The message was not taken."""
+    """The message was not accepted."""
 
 
-#: The library's threads call into them until they are closed, also where their owner has forgotten them.
+#: Producers that the library's threads call until they are closed, even if their owner has forgotten them.
 _open: "set[Producer]" = set()
 
 
 class Producer:
-    """To be used by one thread, and to be closed by it."""
+    """A producer for one thread, which must close it."""
 
     def __init__(self, config: Mapping[str, Any], on_line: Callable[[str], None] | None = None) -> None:
-        """``on_line`` gets each line of the library's log (``log_level`` and ``debug`` say which), in any thread."""
+        """Start a producer; ``on_line`` gets each line of the library's log (see ``log_level``, ``debug``), in any
+        thread.
+        """
         self._library = _library()
         self._delivered: list[Delivery] = []
         self._numbers = itertools.count(1)
@@ -113,7 +117,7 @@ class Producer:
         self._handle = self._library.rd_kafka_new(_NEW_PRODUCER, conf, text, len(text))
         if self._handle is None:
             raise ValueError(text.value.decode())
-        #: Messages that no delivery was told of yet.
+        #: The number of messages without a delivery report.
         self.in_hand = 0
         _open.add(self)
 
@@ -127,7 +131,7 @@ class Producer:
         timestamp_ms: int | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
     ) -> int:
-        """Queue a message; its number. SendError."""
+        """Queue a message and return its number. Raises SendError."""
         number = next(self._numbers)
         wanted: list[tuple[int, str, Any]] = [
             (_TOPIC, "text", topic.encode()),
@@ -150,7 +154,7 @@ class Producer:
         return number
 
     def poll(self, seconds: float) -> list[Delivery]:
-        """What has become known, as soon as anything has, or when the time is over."""
+        """Return delivery reports as soon as there are any, or nothing when the time is over."""
         self._library.rd_kafka_poll(self._handle, int(seconds * 1000))
         delivered, self._delivered = self._delivered, []
         self.in_hand -= len(delivered)
@@ -158,13 +162,13 @@ class Producer:
 
     @property
     def fatal_error(self) -> str:
-        """Empty as long as the producer can go on."""
+        """The fatal error, empty as long as the producer can continue."""
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         code = self._library.rd_kafka_fatal_error(self._handle, text, len(text))
         return f"{code}: {text.value.decode()}" if code else ""
 
     def give_up(self) -> None:
-        """All messages in hand fail at once; ``poll`` tells of them."""
+        """Let all messages in hand fail at once; ``poll`` returns them."""
         self._library.rd_kafka_purge(self._handle, _PURGE_ALL)
 
     def close(self) -> None:

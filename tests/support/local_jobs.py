@@ -1,4 +1,4 @@
-"""Jobs on real tables without a Spark: by themselves, or with a dict as its shuffle and this process as executor."""
+"""Jobs on real tables without a Spark: directly, or with a dict as shuffle and this process as executor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def numbers(values: Sequence[int]) -> pa.RecordBatch:
 
 
 def compact_by_tasks(topic: KeyedTopic, now_ms: int, chunk: int = 100, partition: int = 0) -> bool:
-    """One round as ``spark_compaction`` does it, ``chunk`` rows at a time. Whether there was any work."""
+    """Run one round as ``spark_compaction`` does, ``chunk`` rows at a time; return whether there was any work."""
     job = JobTopic(topic.name, topic.table, {}, named=True)
     snapshot = topic.table.snapshot()
     config = job.config(snapshot)
@@ -73,18 +73,18 @@ def compact_by_tasks(topic: KeyedTopic, now_ms: int, chunk: int = 100, partition
 
 
 def compact(topic: KeyedTopic, now_ms: int, **options: Any) -> TopicReport:
-    """A run of key compaction, with options of the job's context."""
+    """Run key compaction, with options of the job's context."""
     return _run("compact", topic, now_ms, **options)
 
 
 def merge(topic: KeyedTopic, now_ms: int) -> TopicReport:
-    """A run of merge that spares no file."""
+    """Run a merge that spares no file."""
     with mock.patch.object(merging, "NEWEST_KEPT", 0):
         return _run("merge", topic, now_ms)
 
 
 def retain(topic: KeyedTopic, now_ms: int) -> TopicReport:
-    """A run of retention."""
+    """Run retention."""
     return _run("retention", topic, now_ms)
 
 

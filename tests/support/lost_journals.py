@@ -1,6 +1,6 @@
-"""Journals that are not the ones that stood there: gone, older, cut, damaged or another's, while the file beside stays.
+"""Journals that differ from the expected one: lost, older, cut, damaged or foreign, while the file beside them stays.
 
-``home`` is the log directory of a broker that does not run.
+``home`` is the log directory of a stopped broker.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from tests.support.journals import MemoryRecord, data_frame, running
 
 
 def journal_of(home: Path) -> Path:
-    """The directory of the journal's files."""
+    """Return the directory of the journal's files."""
     return home / "journal" / "0"
 
 
 def durable_end(home: Path) -> int:
-    """The position up to which the journal was durable, as the file beside it says; 0 if it says nothing."""
+    """Return the position up to which the journal was durable, from the file beside it; 0 if that has none."""
     directory = read_directory(home)
     return 0 if directory is None else directory.durable_end or 0
 
 
 def found_in(journal: Path) -> FoundJournal:
-    """The journal as a start reads it."""
+    """Return the journal as a start reads it."""
     scan = JournalScan(journal, local_filesystem())
     for _ in scan.frames():
         pass
@@ -42,7 +42,7 @@ def found_in(journal: Path) -> FoundJournal:
 
 
 def difference(home: Path) -> str | None:
-    """How a start finds that the journal in ``home`` differs; None if it does not."""
+    """Return how the journal in ``home`` differs for a start; None if it does not."""
     directory = read_directory(home)
     assert directory is not None
     return directory.expected.difference(found_in(journal_of(home)))
@@ -60,13 +60,13 @@ def leave_empty(home: Path) -> None:
 
 
 def put_in_place(home: Path, other: Path) -> None:
-    """Put a copy of the files of another journal in the place of this one."""
+    """Replace this journal by a copy of another journal's files."""
     lose(home)
     shutil.copytree(other, journal_of(home), ignore=shutil.ignore_patterns(NAME))
 
 
 def replace_with_a_strangers(home: Path) -> None:
-    """Put the journal of a store that nobody here knows in the place of this one. Not inside an event loop."""
+    """Replace this journal by that of an unknown store. Not inside an event loop."""
 
     async def write() -> None:
         async with running(journal_of(home), record=MemoryRecord(uuid4(), 1)) as (journal, _):
@@ -77,7 +77,7 @@ def replace_with_a_strangers(home: Path) -> None:
 
 
 def cut(home: Path) -> None:
-    """Take bytes that were durable off the end of the newest file."""
+    """Cut durable bytes off the end of the newest file."""
     newest = max(journal_of(home).glob("*.log"))
     start = int(newest.stem)
     keep = HEADER_BYTES + (durable_end(home) - start - HEADER_BYTES) // 2
@@ -86,7 +86,7 @@ def cut(home: Path) -> None:
 
 
 def damage(home: Path, chance: random.Random) -> None:
-    """Change a bit of a frame that was durable, and is not the last one."""
+    """Change a bit of a durable frame that is not the last one."""
     observed = ObservedJournal(journal_of(home))
     frames = [location for _, location, _ in observed.frames()]
     position, length = chance.choice(frames[:-1])
@@ -95,9 +95,9 @@ def damage(home: Path, chance: random.Random) -> None:
 
 
 def move_away(home: Path, aside: Path) -> None:
-    """Take the names of the files from a store that may be running; ``aside`` has the files from then on."""
+    """Rename the files of a store that may be running; from then on ``aside`` has them."""
     aside.mkdir()
-    # A running store may begin one more file; not after the last one has lost its name.
+    # A running store may begin one more file, but not after the last one has lost its name.
     while files := sorted(journal_of(home).glob("*.log")):
         for file in files:
             file.rename(aside / file.name)
@@ -111,7 +111,7 @@ def put_back(home: Path, aside: Path) -> None:
 
 
 def content_of(directory: Path) -> dict[str, bytes]:
-    """All files below, byte for byte; without locks, which each start makes."""
+    """Return all files below, byte for byte, without the locks that each start makes."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ManualClock:
-    """A ``logstore.clock.Clock`` whose wall clock and monotonic clock move together, unless the wall is stepped."""
+    """A ``logstore.clock.Clock`` whose wall clock and monotonic clock move together, except for ``step_wall``."""
 
     wall_ms: int = 1_700_000_000_000
     monotonic_s: float = 1_000.0

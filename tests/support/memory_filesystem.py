@@ -18,12 +18,12 @@ class _Node:
     number: int
     changed_ns: int
     content: bytearray = field(default_factory=bytearray)
-    #: By name; None for a file.
+    #: The nodes of a directory by name; None for a file.
     names: "dict[str, _Node] | None" = None
 
 
 class MemoryFileSystem(FileSystem):
-    """A tree of nodes, in place of everything that ``FileSystem`` does on the disk; ``clock`` gives their times."""
+    """A tree of nodes that replaces everything that ``FileSystem`` does on the disk; ``clock`` gives their times."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Everything that records of a partition can be stored in, written by what writes it."""
+"""All forms in which a partition's records can be stored, each written by its real writer."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -68,7 +68,7 @@ async def rolled(broker: Broker, topic: Topic, rng: random.Random) -> None:
 
 
 async def rewritten(broker: Broker, topic: Topic, rng: random.Random) -> None:
-    """A file of another writer, with rows of several segments."""
+    """Let another writer write a file with rows of several segments."""
     await rolled(broker, topic, rng)
     await rolled(broker, topic, rng)
     others.z_order(path_of(topic.table))
@@ -76,7 +76,7 @@ async def rewritten(broker: Broker, topic: Topic, rng: random.Random) -> None:
 
 
 async def deleted(broker: Broker, topic: Topic, rng: random.Random) -> None:
-    """Gaps within a segment, over a whole one, and at the end of the history."""
+    """Delete within a segment, a whole segment, and at the end of the history."""
     begin = topic.partition(0).high_watermark
     for _ in range(4):
         await rolled(broker, topic, rng)

@@ -1,7 +1,7 @@
-"""The code blocks of the pages, and what a run of a page needs beside them.
+"""The code blocks of the pages, and what else a run of a page needs.
 
 Fenced blocks of ``sh``, ``console``, ``python`` and ``sql`` run in the order of their page, in one script. ``PLANS``
-has the reason for each block that cannot. Indented blocks and ``text`` are synopses and layouts.
+has the reason for each block that cannot run. Indented blocks and ``text`` are synopses and layouts.
 """
 
 import json
@@ -48,7 +48,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(console: str) -> str:
-    """The commands of a ``console`` block, each with the lines that continue it; without what they print."""
+    """Return the commands of a ``console`` block, each with its continuation lines, without their output."""
     found: list[str] = []
     complete = True
     for line in console.splitlines():
@@ -72,11 +72,11 @@ def _is_complete(command: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a page needs to run.
+    """The requirements of a page that runs.
 
-    ``before`` is a shell script that makes the topics the page speaks of. ``left_out`` gives the beginning of a block
-    that does not run and the reason. ``instead`` replaces text that a test cannot use, such as an endless wait.
-    ``printed`` are patterns that the page's output has. ``spark`` pages start a JVM, ``cluster`` pages run on brokers.
+    ``before`` is a shell script that makes the topics of the page. ``left_out`` gives the beginning of a block that
+    does not run and the reason. ``instead`` replaces text that a test cannot use, such as an endless wait. ``printed``
+    are patterns that the page's output matches. ``spark`` pages start a JVM, ``cluster`` pages run on brokers.
     """
 
     before: str = ""
@@ -91,14 +91,14 @@ class Plan:
         return self.spark or self.cluster
 
     def runs(self, page: Path) -> bool:
-        """Whether the page has a block that runs."""
+        """Return whether the page has a block that runs."""
         return any(block.language in RUN and self.reason(block) is None for block in blocks(page))
 
     def reason(self, block: Block) -> str | None:
         return next((why for start, why in self.left_out.items() if block.code.startswith(start)), None)
 
     def steps(self, page: Path) -> list[tuple[str, str, str]]:
-        """What runs, in order: name, ``sh``, ``python`` or ``sql``, and the code."""
+        """Return the steps in order: name, ``sh``, ``python`` or ``sql``, and the code."""
         found = [("before the page", "sh", self.before)] if self.before else []
         for block in blocks(page):
             if block.language not in RUN or self.reason(block) is not None:
@@ -112,7 +112,8 @@ class Plan:
 
 
 def run(page: Path, plan: Plan, directory: Path, places: dict[str, str], **environment: str) -> str:
-    """Run the page's blocks in ``directory`` and return what they print. AssertionError names the block that failed.
+    """Run the page's blocks in ``directory`` and return their output. Raises AssertionError, which names the failed
+    block.
 
     ``places`` replace addresses and paths of the page, such as ``127.0.0.1:8082`` and ``/lake/``.
     """
@@ -139,7 +140,7 @@ def run(page: Path, plan: Plan, directory: Path, places: dict[str, str], **envir
 
 
 def run_beside_a_store(page: Path, directory: Path, **environment: str) -> str:
-    """Run the page beside a store whose data directory is ``data`` below ``directory``, as the pages have it."""
+    """Run the page beside a store whose data directory is ``data`` below ``directory``, as on the pages."""
     own = {"LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0", "LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
     with ServerProcess(directory / "data", environment=own) as server:
         kafka = json.loads((server.data / "brokers/0/endpoint.json").read_bytes())["kafka"]
@@ -151,7 +152,7 @@ def run_beside_a_store(page: Path, directory: Path, **environment: str) -> str:
 
 
 def _commands(directory: Path) -> Path:
-    """A ``.venv`` as ``make setup`` leaves it in a checkout, with the commands that pages use."""
+    """Make a ``.venv`` as ``make setup`` leaves it in a checkout, with the commands that pages use."""
     found = directory / ".venv" / "bin"
     found.mkdir(parents=True)
     (found / "activate").write_text("")
@@ -221,7 +222,7 @@ echo 3 | logstore produce events --key bob
 logstore topic roll events
 """,
         instead={
-            # What the page looks for is not there any more.
+            # The page searches for text that the erasure has removed.
             "grep -rlF 'ada@example.org' data ": "test -z \"$(grep -rlF 'ada@example.org' data)\" ",
             "| grep ada": "| awk '/ada/ {found = 1} END {exit found}'",
         },
@@ -344,7 +345,7 @@ logstore topic roll events
     "pyspark.md": Plan(
         spark=True,
         before=_FLIGHTS,
-        # Streams that run on would take the processors of the blocks behind them.
+        # Endless streams would take the processors from the blocks after them.
         instead={"VERSION AS OF 12": "VERSION AS OF 1", ".start()\n": ".trigger(availableNow=True).start()\n"},
         left_out={
             "pyspark --packages": "opens a shell and downloads; tests/spark/programs reads with sessions like it"

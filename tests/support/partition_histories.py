@@ -14,8 +14,8 @@ NOW = 1_000
 
 @st.composite
 def histories(draw):
-    """(state, files): files of any writer, with records or without, gaps between them and inside them, as compaction,
-    aborted transactions and a DELETE leave them; and any facts that fit.
+    """Draw (state, files): files of any writer, with or without records, with gaps between and inside them, as
+    compaction, aborted transactions and a DELETE leave them; and any facts that fit.
     """
     files = []
     at = 0
@@ -49,7 +49,7 @@ def _file(draw, name, base, end, records):
 
 
 def segment_file(base: int, size: int = 10, oldest_ms: int = 0, newest_ms: int = 0) -> SegmentFile:
-    """A segment of ten records from ``base`` on."""
+    """Return a segment of ten records from ``base``."""
     path = segment_name(0, base, base + 10, 0, "0" * 32)
     return SegmentFile(path, size, 10, base, base + 10, base, base + 9, oldest_ms, newest_ms)
 

@@ -28,7 +28,7 @@ SECRET = ClusterSecret("a secret of the cluster")
 
 @dataclass
 class Local:
-    """A broker as ``LocalBroker`` wants it."""
+    """A broker as ``LocalBroker`` requires it."""
 
     broker_id: int
     cluster_id: str = CLUSTER
@@ -55,7 +55,7 @@ async def listening(
 async def connected(
     to: PeerListener | str, given: PeerOptions | None = None, *, peer_id: int = 2, local: Local | None = None
 ) -> AsyncIterator[PeerConnection]:
-    """Broker 1 connects to ``to``, or to the address."""
+    """Connect broker 1 to a listener, or to an address."""
     address = to if isinstance(to, str) else to.address
     connection = await PeerConnection.connect(address, peer_id, local or Local(1), given or options())
     try:
@@ -65,7 +65,7 @@ async def connected(
 
 
 class RawBroker:
-    """Broker 1, or nobody: one TCP connection."""
+    """One TCP connection that sends raw bytes, as broker 1 or as no broker."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -77,12 +77,12 @@ class RawBroker:
         await self.writer.drain()
 
     async def receive(self) -> Message:
-        """IncompleteReadError at the end of the connection."""
+        """Receive a message. Raises IncompleteReadError at the end of the connection."""
         header = decode_header(await self.reader.readexactly(MESSAGE_HEADER_BYTES))
         return Message(header, await self.reader.readexactly(header.body_bytes))
 
     async def until_end(self) -> bytes:
-        """What comes before the connection ends, however it does."""
+        """Return the bytes that come before the connection ends, in whatever way it ends."""
         try:
             return await self.reader.read()
         except ConnectionError:

@@ -1,8 +1,8 @@
 """A cluster of brokers, played by small HTTP servers on real sockets, for tests of the client.
 
-The brokers share one log of each partition: what a leader acknowledges is on all replicas. Leaders move, brokers die
-and come back, answer late, lose answers and refuse requests as a test says. Producers' sequences are judged as the
-store does (KIP-98): five batches of each producer are remembered in a partition, a repetition gets its first offset.
+The brokers share one log of each partition: all replicas have what a leader acknowledges. Leaders move, brokers die and
+come back, respond late, lose responses and refuse requests as a test orders. Producers' sequences are judged as in the
+store (KIP-98): each partition remembers five batches of each producer, and a repetition gets its first offset.
 """
 
 import json
@@ -28,13 +28,13 @@ from logstore.protocol.fetch_response import PartitionData, encode_fetch_respons
 from logstore.protocol.record_batch import RecordBatch, encode_batches
 
 NOBODY = -1
-#: What a test does with a request, before or after it is carried out: an error to answer, "cut" the connection, None.
+#: A test's action for a request, before or after it is carried out: an error to return, "cut" the connection, None.
 Fault = Callable[["Request"], "LogStoreError | str | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``never``: the client wants no forwarding."""
+    """A request; with ``never`` the client wants no forwarding."""
 
     broker: int
     method: str
@@ -66,7 +66,7 @@ class Partition:
 
 
 class PlayedCluster:
-    """``brokers`` brokers, 1 and on, and the topics of ``topics`` (names to numbers of partitions), led in turn."""
+    """``brokers`` brokers, numbered from 1, and ``topics`` (names to numbers of partitions), led in turn."""
 
     def __init__(self, brokers: int = 3, topics: dict[str, int] | None = None) -> None:
         self.lock = threading.RLock()
@@ -80,18 +80,18 @@ class PlayedCluster:
         self.committed: dict[str, dict[tuple[str, int], int]] = {}
         self.commits: list[tuple[int, bool]] = []
         self.requests: list[Request] = []
-        #: Fetches under way at each broker, and the most that there were.
+        #: Fetches under way at each broker, and the largest number that there was.
         self.fetching: Counter[int] = Counter()
         self.fetching_most: Counter[int] = Counter()
         self.fetching_together = 0
         self.before: Fault = lambda _: None
         self.after: Fault = lambda _: None
         self.next_producer_id = 100
-        #: Brokers that have not heard of any topic.
+        #: Brokers that do not know any topic yet.
         self.deaf: set[int] = set()
-        #: So many descriptions of topics have no offsets: the leaders do not tell them.
+        #: This many descriptions of topics have no offsets, as if the leaders did not answer.
         self.untold = 0
-        #: Brokers as the metadata tells them; a broker that died is told of until its session has ended.
+        #: Brokers in the metadata; it contains a dead broker until its session has ended.
         self.registered = set(range(1, brokers + 1))
         self.advertised: dict[int, str] = {}
         self.brokers = {number: _Broker(self, number, free_port()) for number in self.registered}
@@ -121,13 +121,15 @@ class PlayedCluster:
             self.changed.notify_all()
 
     def kill(self, number: int, *, elect: bool = True) -> None:
-        """Cut all connections of a broker, and refuse new ones; ``elect``: others lead at once, and it is forgotten."""
+        """Cut all connections of a broker, and refuse new ones; with ``elect`` its session ends and others lead at
+        once.
+        """
         self.brokers[number].stop()
         if elect:
             self.forget(number)
 
     def forget(self, number: int) -> None:
-        """The session of a killed broker has ended: others lead."""
+        """End the session of a killed broker: others lead."""
         with self.lock:
             self.registered.discard(number)
             heirs = sorted(self.registered)
@@ -140,13 +142,13 @@ class PlayedCluster:
                     self.coordinators[group] = heirs[0]
 
     def restart(self, number: int) -> None:
-        """On the same port."""
+        """Start a broker again on the same port."""
         self.brokers[number] = _Broker(self, number, self.brokers[number].port)
         with self.lock:
             self.registered.add(number)
 
     def append(self, values: list[bytes], topic: str = "t", partition: int = 0) -> None:
-        """Records that somebody else has sent."""
+        """Append records as another client's."""
         from logstore.records.schema import WIRE_SCHEMA
 
         batch = pa.RecordBatch.from_pylist([{"value": value} for value in values], WIRE_SCHEMA)
@@ -154,7 +156,7 @@ class PlayedCluster:
             self._append(self.topics[topic][partition], batch)
 
     def asked(self, path: str = "", *, method: str = "", broker: int | None = None) -> list[Request]:
-        """The requests whose paths begin so."""
+        """Return the requests whose paths begin with ``path``."""
         return [
             request
             for request in list(self.requests)
@@ -164,7 +166,7 @@ class PlayedCluster:
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> tuple[int, bytes]:
-        """Status and body; LogStoreError."""
+        """Return status and body. Raises LogStoreError."""
         parts = [unquote(part) for part in request.path.strip("/").split("/")]
         match parts:
             case ["metadata"]:
@@ -249,7 +251,7 @@ class PlayedCluster:
         return self.topics[topic][number]
 
     def _require_leader(self, request: Request, partition: Partition) -> None:
-        """One that does not lead forwards the request to the leader, if it may and can."""
+        """Raise an error, or forward the request to the leader, on a broker that does not lead."""
         self._require(request, partition.leader, errors.LeaderNotAvailableError("There is no leader."))
 
     def _require(self, request: Request, right: int, missing: LogStoreError) -> None:
@@ -405,7 +407,7 @@ class _Broker:
 
     @property
     def connections(self) -> int:
-        """Number of open connections."""
+        """The number of open connections."""
         return len(self._connections)
 
     def stop(self) -> None:
@@ -425,7 +427,7 @@ class _Broker:
 def _handler(cluster: PlayedCluster, broker: "_Broker", number: int) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # An answer goes out in two pieces: do not wait for the client's acknowledgement of the first.
+        # A response is sent in two pieces: do not wait for the client's acknowledgement of the first.
         disable_nagle_algorithm = True
 
         def setup(self) -> None:
@@ -498,7 +500,7 @@ def _json(content: object) -> bytes:
 
 @contextmanager
 def unreachable_address() -> Iterator[str]:
-    """A URL where connections are refused."""
+    """Yield a URL where connections are refused."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

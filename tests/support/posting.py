@@ -1,4 +1,4 @@
-"""Records put into a store without any client of ours."""
+"""Records written to a store without the store's clients."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def post(
     headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None,
     compression: str | None = None,
 ) -> int:
-    """Post the records as one batch; its base offset."""
+    """Post the records as one batch and return its base offset."""
     nothing = [None] * len(values)
     columns = (timestamps_ms or nothing, keys or nothing, values, headers or nothing)
     batch = pa.RecordBatch.from_arrays(

@@ -1,4 +1,4 @@
-"""The logging of this process, which a test may set up and must not leave to the tests after it."""
+"""The logging of this process, which a test may set up and must restore for the tests after it."""
 
 import contextlib
 import logging
@@ -9,11 +9,11 @@ import structlog
 
 @contextlib.contextmanager
 def logging_put_back() -> Iterator[None]:
-    """After the block structlog and every logger of the standard library are set up as before it.
+    """Restore structlog and every logger of the standard library after the block.
 
-    Handlers of pytest come and go by themselves, with the formatters that they had: pytest adds them to loggers that do
-    not propagate, and those of PySpark give each handler a formatter of their own. A logger that is new keeps nothing
-    but handlers that do nothing.
+    Handlers of pytest come and go by themselves, with their original formatters: pytest adds them to loggers that do
+    not propagate, and PySpark's own loggers give each handler another formatter. A new logger keeps only handlers that
+    do nothing.
     """
     before = {logger: _state(logger) for logger in _loggers()}
     formatters = {handler: handler.formatter for handler in filter(_is_pytests, logging.root.handlers)}

@@ -16,11 +16,11 @@ JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 
 
 class ProduceLoad(BackgroundLoad):
-    """``producers`` threads, each posting one batch after the other to a partition of its choosing.
+    """Runs ``producers`` threads, each posting one batch after another to partitions of its choice.
 
     A request whose connection breaks or times out is ``info``, and so is a 5xx; a 4xx and a 503 are ``fail``: nothing
-    was stored (docs/http-api.md). ``answers`` counts (status, error_code) of those that are not 200. ``url`` may be
-    changed at any time; while no server answers, producers wait.
+    was stored (docs/http-api.md). ``answers`` counts the (status, error_code) other than 200. ``url`` may change at any
+    time; while no server answers, producers wait.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ProduceLoad(BackgroundLoad):
         super().__init__(functools.partial(self._produce, n) for n in range(producers))
 
     def wait_for_acknowledged(self, records: int, *, seconds: float = 60) -> None:
-        """Wait until that many more records are acknowledged; AssertionError if it takes too long."""
+        """Wait until this many more records are acknowledged. Raises AssertionError if it takes too long."""
         target = self.history.acknowledged_records + records
         deadline = time.monotonic() + seconds
         while self.history.acknowledged_records < target:
@@ -55,7 +55,7 @@ class ProduceLoad(BackgroundLoad):
             time.sleep(0.01)
 
     def wait_for_answers(self, status: int, error_code: int, count: int = 1, *, seconds: float = 60) -> None:
-        """Wait until that many more requests had this answer; AssertionError if it takes too long."""
+        """Wait until this many more requests had this response. Raises AssertionError if it takes too long."""
         target = self.answers[status, error_code] + count
         deadline = time.monotonic() + seconds
         while self.answers[status, error_code] < target:
@@ -74,7 +74,8 @@ class ProduceLoad(BackgroundLoad):
                     self.history.requests.append(request)
                 self._send(client, request)
                 if request.outcome == "info":
-                    # The request may still take effect after the next one: as to order, another producer goes on.
+                    # The request may still take effect after the next one, so another producer continues, without an
+                    # order between them.
                     producer += self._producers
 
     def _send(self, client: httpx.Client, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Bytes to a server and answers from it, over many sockets at once: for clients that no HTTP library can be."""
+"""Bytes to a server and responses from it, over many sockets at once, for requests that no HTTP library sends."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-# Longer than any limit of a server under test: a wait this long is a hang.
+# It is longer than any limit of a server under test: a wait this long is a hang.
 HANGS_AFTER_SECONDS = 60.0
 
 
@@ -24,7 +24,9 @@ class Answer:
         return json.loads(self.body)
 
     def check(self) -> Self:
-        """An error is a JSON object of a code and a message, without a traceback; nothing else is a 5xx."""
+        """Check that an error is a JSON object of a code and a message, without a traceback, and that nothing else is a
+        5xx.
+        """
         if self.status >= 400:
             assert self.headers["content-type"] == "application/json", self
             error = self.json
@@ -44,7 +46,7 @@ class RawClient:
     @classmethod
     @contextlib.asynccontextmanager
     async def connected(cls, port: int, *, receive_bytes: int = 0) -> AsyncIterator[Self]:
-        """``receive_bytes``: the bytes that the kernel may hold for this client; 0: the usual."""
+        """Connect; ``receive_bytes`` are the bytes that the kernel may buffer for this client, 0 for the default."""
         raw = socket.socket()
         if receive_bytes:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -61,16 +63,16 @@ class RawClient:
             client.close()
 
     async def send(self, data: bytes) -> None:
-        """Send. A server that takes no more bytes is no error: its answer counts."""
+        """Send bytes. It is no error if the server accepts no more of them: its response counts."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(data)
             async with asyncio.timeout(HANGS_AFTER_SECONDS):
                 await self._writer.drain()
 
     async def answer(self) -> Answer | None:
-        """The next answer, checked; None if the server closed the connection instead of a (whole) answer.
+        """Return the next response, checked; None if the server closed the connection instead of a (whole) response.
 
-        A stream of events has no end: its answer has an empty body.
+        A stream of events has no end, so its response has an empty body.
         """
         try:
             async with asyncio.timeout(HANGS_AFTER_SECONDS):
@@ -95,7 +97,7 @@ class RawClient:
         return bytes(found)
 
     async def take(self, count: int) -> bytes:
-        """The next bytes, so many or a few more."""
+        """Return the next ``count`` bytes, or a few more."""
         found = bytearray()
         async with asyncio.timeout(HANGS_AFTER_SECONDS):
             while len(found) < count and (piece := await self._reader.read(2**16)):
@@ -103,7 +105,7 @@ class RawClient:
         return bytes(found)
 
     async def rest(self) -> bytes:
-        """All bytes until the server closes the connection."""
+        """Return all bytes until the server closes the connection."""
         found = bytearray()
         async with asyncio.timeout(HANGS_AFTER_SECONDS):
             with contextlib.suppress(ConnectionError):

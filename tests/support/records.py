@@ -50,7 +50,7 @@ def wire_batch(records: list[Row]) -> pa.RecordBatch:
 
 
 def wire_rows(batch: pa.RecordBatch) -> list[Row]:
-    """The rows of a WIRE_SCHEMA or LOG_SCHEMA batch."""
+    """Return the rows of a WIRE_SCHEMA or LOG_SCHEMA batch."""
     columns = (
         batch.column("timestamp").cast(pa.int64()).to_pylist(),
         batch.column("key").to_pylist(),
@@ -64,7 +64,7 @@ def wire_rows(batch: pa.RecordBatch) -> list[Row]:
 
 
 def arrow_stream(*batches: pa.RecordBatch, **options: object) -> bytes:
-    """The batches (at least one, of one schema) as an Arrow IPC stream; ``options`` are IpcWriteOptions."""
+    """Return the batches (at least one, of one schema) as an Arrow IPC stream; ``options`` are IpcWriteOptions."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         for batch in batches:
@@ -73,8 +73,8 @@ def arrow_stream(*batches: pa.RecordBatch, **options: object) -> bytes:
 
 
 def compressed_payload(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
-    """The record batch message that a producer sends with buffers compressed by ``codec`` (lz4, zstd)."""
-    # Only streams take a codec: the record batch is the second message of one.
+    """Return the record batch message that a producer sends with buffers compressed by ``codec`` (lz4, zstd)."""
+    # Only streams accept a codec: the record batch is the second message of a stream.
     messages = pa.ipc.MessageReader.open_stream(arrow_stream(batch, compression=codec))
     messages.read_next_message()
     return messages.read_next_message().serialize()

@@ -42,7 +42,7 @@ from tests.support.virtual_time import clock_of_loop
 
 
 class ListeningCoordinator(MemoryCoordinator):
-    """It knows where the others listen, and is what they see of this broker (``LocalBroker``)."""
+    """A coordinator that knows where the others listen, and that shows them this broker (``LocalBroker``)."""
 
     broker_epoch = 1
 
@@ -83,7 +83,7 @@ class RelayingCluster(MemoryCluster):
         return self.brokers[broker or self.placement[0]].topics.served.topic(INTERNAL, name)
 
     def lead(self, name: str, *leaders: int, replicated: bool = False) -> None:
-        """Partition p of the topic is led by ``leaders[p]``, which is its only replica unless ``replicated``."""
+        """Let ``leaders[p]`` lead partition p of the topic, as its only replica unless ``replicated``."""
         topic_id = self.topic(name).topic_id
         for partition, leader in enumerate(leaders):
             epoch = self.states[topic_id, partition].leader_epoch + 1
@@ -93,7 +93,7 @@ class RelayingCluster(MemoryCluster):
     async def serve(self, broker_id: int, **settings: Any) -> RelayingBroker:
         async with contextlib.AsyncExitStack() as at_end:
             wanted = Settings(data=self.data, broker_id=broker_id, port=0, **settings)
-            # Brokers of a cluster have one secret.
+            # Brokers of a cluster share one secret.
             wanted.log_directory.mkdir(parents=True, exist_ok=True)
             load_secret(self.data, FileSystem())
             shutil.copy(self.data / "secret", wanted.log_directory / "secret")
@@ -167,8 +167,8 @@ async def relaying_cluster(
     replicated: bool = False,
     **settings: Any,
 ) -> AsyncIterator[RelayingCluster]:
-    """A topic ``t``, whose partition p is led by broker p of ``brokers``, in turns; it has no other replica unless
-    ``replicated``. So are those of the offsets.
+    """Run brokers with a topic ``t``, whose partitions the ``brokers`` lead in turn, as their only replicas unless
+    ``replicated``. The offsets topic is distributed in the same way.
     """
     catalog = TopicCatalog(TableRoot(data, FileSystem()))
     catalog.create("t", num_partitions=partitions, config_overrides=configs or {})

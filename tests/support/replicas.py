@@ -1,5 +1,5 @@
 """Brokers of a cluster in one process, without sockets and without ZooKeeper: the state of partitions is a dictionary,
-and a fetch is a call. For tests of replication itself.
+and a fetch is a call. It is for tests of replication itself.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from tests.support.virtual_time import clock_of_loop
 
 
 class MemoryCluster:
-    """The partitions' states, and the brokers that run. ``placement``: the replicas of each new partition."""
+    """The partitions' states, and the running brokers. ``placement``: the replicas of each new partition."""
 
     def __init__(self, data: Path, placement: Sequence[int]) -> None:
         self.data = data
@@ -47,9 +47,9 @@ class MemoryCluster:
         #: Links (follower, leader) that are cut, and brokers that ZooKeeper does not answer.
         self.cut: set[tuple[int, int]] = set()
         self.without_zookeeper: set[int] = set()
-        #: Brokers whose registration has ended, and that fetch all the same.
+        #: Brokers whose registration has ended, although they still fetch.
         self.unregistered: set[int] = set()
-        #: How often a leader has asked for another ISR.
+        #: The number of ISR changes that leaders have requested.
         self.isr_changes = 0
         self.next_producer_id = 1 << 32
 
@@ -90,13 +90,13 @@ class MemoryCluster:
             raise NetworkError(f"broker {leader} cannot be reached from broker {follower}")
 
     def set(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
-        """Write a state, and tell all brokers."""
+        """Write a state, and notify all brokers."""
         self.states[topic_id, partition] = state
         for coordinator in list(self.coordinators.values()):
             coordinator.tell(topic_id, partition, state)
 
     def elect(self, topic_id: UUID, partition: int, leader: int, **changes: Any) -> PartitionState:
-        """A new leader with the next epoch; ``changes`` are fields of the state."""
+        """Elect a leader with the next epoch; ``changes`` are fields of the state."""
         before = self.states[topic_id, partition]
         state = dataclasses.replace(before, leader=leader, leader_epoch=before.leader_epoch + 1, **changes)
         self.set(topic_id, partition, state)
@@ -262,7 +262,7 @@ class _Connection:
         return b"".join(answer)
 
     def _require_open(self) -> None:
-        """A connection ends with the process at the other side."""
+        """Raise NetworkError if the link is cut, or if the process at the other side has ended."""
         self._cluster.require_link(*self._link)
         if self._cluster.brokers.get(self._link[1]) is not self._broker:
             raise NetworkError("the connection was closed")
@@ -275,7 +275,7 @@ class _Connection:
 async def running_cluster(
     data: Path, *brokers: int, configs: dict[str, str] | None = None, partitions: int = 1, **settings: Any
 ) -> AsyncIterator[MemoryCluster]:
-    """Brokers on one data directory with a topic ``t``. Each partition has all as replicas, the first one leads."""
+    """Run brokers on one data directory with a topic ``t``. Each partition has all as replicas; the first one leads."""
     catalog = TopicCatalog(TableRoot(data, FileSystem()))
     catalog.create("t", num_partitions=partitions, config_overrides=configs or {})
     cluster = MemoryCluster(data, brokers)

@@ -1,7 +1,7 @@
 """Run the steps of a page in one process and its shells: ``python run_steps.py steps.json``.
 
 Python steps share one namespace. Shell steps share their variables and functions. SQL steps run in the session
-``spark`` that a Python step has made, or in a new one.
+``spark`` of a Python step, or in a new one.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A real broker in the test's own event loop, and small ways to write to and read from it."""
+"""A real broker in the test's own event loop, and short ways to write to it and read from it."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
 from tests.support.virtual_time import clock_of_loop
 
-#: The context of a client outside of the store.
+#: The context of a client outside the store.
 CLIENT = RequestContext("1", "test", "HTTP", "127.0.0.1", None, ANONYMOUS)
 
 
@@ -35,7 +35,7 @@ async def start_broker(
     filesystem: FileSystem | None = None,
     new_journal: bool = False,
 ) -> Broker:
-    """A broker and the coordinator under it; ``stop_broker`` ends both."""
+    """Start a broker and its coordinator; ``stop_broker`` ends both."""
     filesystem, clock = filesystem or local_filesystem(), clock or clock_of_loop()
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
     opened = OpenedJournal(settings, filesystem, clock)
@@ -69,10 +69,10 @@ async def running_broker(
     new_journal: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
-    """A broker with nothing above it.
+    """Run a broker without a listener.
 
-    Whatever happened to it, its topics' frames are in files that the journal needs, or on their way there:
-    ``Admission.has_room`` counts on it.
+    At the end the frames of its topics must be in files that the journal needs, or on their way there, even after
+    faults: ``Admission.has_room`` relies on that.
     """
     wanted = Settings(data=data, **settings)
     broker = await start_broker(wanted, clock=clock, filesystem=filesystem, new_journal=new_journal)
@@ -85,7 +85,7 @@ async def running_broker(
 
 
 async def quarantined(data: Path, name: str = "t", **settings: Any) -> str:
-    """The reason why a broker that starts on ``data`` refuses the topic to readers and writers."""
+    """Return the reason why a broker that starts on ``data`` refuses the topic to readers and writers."""
     async with running_broker(data, **settings) as broker:
         (problem,) = [problem for problem in broker.topics.problems.all(INTERNAL) if problem.topic == name]
         with pytest.raises(QuarantinedError):
@@ -104,7 +104,7 @@ def records(
     timestamp: int | None = None,
     headers: list[tuple[str, bytes | None]] | None = None,
 ) -> DecodedRecords:
-    """``headers`` are those of each record."""
+    """Return records as a produce request has them; ``headers`` are those of each record."""
     count = len(values)
     batch = pa.RecordBatch.from_pydict(
         {
@@ -119,7 +119,7 @@ def records(
 
 
 async def produce(broker: Broker, topic: Topic, values: list[bytes | None], *, partition: int = 0) -> int:
-    """The base offset of the values; raises the error of their partition."""
+    """Produce the values and return their base offset. Raises the error of their partition."""
     result = await broker.produce.records.produce(INTERNAL, topic, records(values), partition=partition)
     result.require_stored()
     return result.partitions[0].base_offset
@@ -128,7 +128,7 @@ async def produce(broker: Broker, topic: Topic, values: list[bytes | None], *, p
 async def read_all(
     broker: Broker, topic: Topic, partition: int = 0, *, max_bytes: int = 1 << 20
 ) -> list[tuple[int, bytes | None]]:
-    """(offset, value) from the log start to the high watermark, as a consumer pages through them."""
+    """Return (offset, value) from the log start to the high watermark, as a consumer pages through them."""
     partition_log = topic.partition(partition)
     at = partition_log.log_start_offset
     found: list[tuple[int, bytes | None]] = []

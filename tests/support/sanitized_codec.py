@@ -1,10 +1,11 @@
-"""Runs in a process of its own, with the codec that was compiled with sanitizers: ``test_sanitized.py``.
+"""Runs in a separate process, with the codec that was compiled with sanitizers: ``test_sanitized.py``.
 
     python -m tests.support.sanitized_codec LIBRARY fuzz     # prints how many batches were taken and refused
     python -m tests.support.sanitized_codec LIBRARY read     # reads behind the end of a batch
     python -m tests.support.sanitized_codec LIBRARY write    # writes behind the end of a column
 
-All memory that the codec sees is of malloc, each buffer by itself and of its exact size: a byte too far is seen.
+All memory of the codec comes from malloc, each buffer alone and of its exact size: an access one byte too far is
+detected.
 """
 
 import ctypes
@@ -41,7 +42,7 @@ class _Owner:
 
 
 def exact(size: int) -> pa.Buffer:
-    """Memory that can be written; a buffer of no bytes, too, has an address of its own."""
+    """Allocate writable memory; even an empty buffer has its own address."""
     owner = _Owner(size)
     return pa.foreign_buffer(owner.address, size, base=owner)
 

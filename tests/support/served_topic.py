@@ -1,4 +1,4 @@
-"""The topic ``t`` of a real server: made, read over HTTP and out of its Delta table, and held against its producers.
+"""The topic ``t`` of a real server: created, read over HTTP and from its Delta table, and compared with its producers.
 
 Rows are (partition, offset, value).
 """
@@ -19,7 +19,7 @@ Row = tuple[int, int, str]
 
 
 def create_topic(url: str, partitions: int = PARTITIONS, **configs: str) -> None:
-    """``configs`` with ``_`` for ``.``"""
+    """Create the topic; in ``configs``, ``_`` means ``.``"""
     body = {
         "topic_name": "t",
         "partitions_count": partitions,
@@ -35,7 +35,7 @@ def alter_topic(url: str, **configs: str) -> None:
 
 
 def delete_topic(url: str) -> None:
-    """Delete the topic if it is there."""
+    """Delete the topic if it exists."""
     answer = httpx.delete(f"{url}/v3/clusters/{_cluster(url)}/topics/t", timeout=30)
     assert answer.status_code in {204, 404}, answer.text
 
@@ -53,7 +53,7 @@ def partitions_of(url: str) -> list[dict[str, Any]]:
 
 
 def read_records(url: str, partition: int, start: int = 0) -> list[dict[str, Any]]:
-    """All records of a partition from ``start`` on, as the server gives them."""
+    """Return all records of a partition from ``start``, as the server returns them."""
     rows: list[dict[str, Any]] = []
     at = start
     while True:
@@ -71,19 +71,19 @@ def read_over_http(url: str) -> list[Row]:
 
 
 def read_from_delta(data: Path) -> list[Row]:
-    """The rows in the Delta table, by a reader that is not ours."""
+    """Return the rows of the Delta table, read by delta-rs."""
     table = DeltaTable(data / "topics" / "t").to_pyarrow_dataset().to_table(["partition", "offset", "value"])
     columns = (table[name].to_pylist() for name in ("partition", "offset", "value"))
     return [(p, o, json.loads(v)) for p, o, v in zip(*columns, strict=True)]
 
 
 def segment_files(data: Path) -> list[Path]:
-    """The topic's segment files on disk, in the table or not."""
+    """Return the topic's segment files on disk, in the table or not."""
     return sorted((data / "topics" / "t").glob("partition=*/*.parquet"))
 
 
 def check_everywhere(server: ServerProcess, history: History) -> None:
-    """After the load: over HTTP, and from the Delta table after a roll, the same and right."""
+    """Check, after the load, that HTTP and the Delta table after a roll have the same and the right records."""
     over_http = rows_by_partition(read_over_http(server.url))
     history.check(over_http)
     answer = roll(server.url)

@@ -1,4 +1,4 @@
-"""A real ``logstore serve`` in a process of its own, to be killed and started again."""
+"""A real ``logstore serve`` in a separate process, to be killed and started again."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class NotStartedError(RuntimeError):
-    """The server ended with ``code`` instead of listening (None: it hung), and had written ``lines`` to stderr."""
+    """The server ended with ``code`` before it listened (None: it hung), after it wrote ``lines`` to stderr."""
 
     def __init__(self, code: int | None, text: str) -> None:
         super().__init__(f"server did not start, exit code {code}\n{text[-4000:]}")
@@ -26,7 +26,7 @@ class NotStartedError(RuntimeError):
 
 
 class ServerProcess:
-    """``with ServerProcess(data) as server: server.url``. Ends the process when the block ends."""
+    """Use it as ``with ServerProcess(data) as server: server.url``. The process ends when the block ends."""
 
     _module = "logstore.cli"
 
@@ -38,8 +38,8 @@ class ServerProcess:
         self.start()
 
     def start(self, *options: str) -> None:
-        """Returns when the server says that it listens; NotStartedError if it does not within minutes. ``options`` are
-        more of ``serve``.
+        """Start the server with further ``options`` of ``serve``, and wait until it listens. Raises NotStartedError if
+        it does not within minutes.
         """
         command = [sys.executable, "-m", self._module, "serve", "--data", str(self.data), "--port", str(self._port)]
         command += options
@@ -72,12 +72,12 @@ class ServerProcess:
         self.seconds_to_start = time.monotonic() - began
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL, and wait until the process has ended."""
         self.process.send_signal(signal.SIGKILL)
         self._reap()
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self._reap()
@@ -100,9 +100,9 @@ class ServerProcess:
 
 
 class FaultyServerProcess(ServerProcess):
-    """A server whose disk, clock and event loop take orders: ``server.control("fail fdatasync EIO")``.
+    """A server with a controlled disk, clock and event loop: ``server.control("fail fdatasync EIO")``.
 
-    ``faults`` are commands for its next start alone; ``mutant`` names what is broken on purpose. The commands are those
+    ``faults`` are commands only for its next start; ``mutant`` names what is broken on purpose. The commands are those
     of ``tests.support.faulty_server``.
     """
 
@@ -136,7 +136,7 @@ class FaultyServerProcess(ServerProcess):
         super().start(*options)
 
     def beside(self) -> "FaultyServerProcess":
-        """A second server on the same directory, at other addresses. NotStartedError."""
+        """Start a second server on the same directory, at other addresses. Raises NotStartedError."""
         return FaultyServerProcess(self.data, environment={**self._own, "LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0"})
 
     def __exit__(self, *_: object) -> None:
@@ -146,13 +146,13 @@ class FaultyServerProcess(ServerProcess):
             self._sockets.cleanup()
 
     def close(self) -> None:
-        """kill -9 if it runs; nothing of it is left but its data."""
+        """Kill the server if it runs, and remove everything except its data."""
         if self.process.poll() is None:
             self.kill()
         self.__exit__()
 
     def control(self, command: str, *, seconds: float = 30) -> Any:
-        """The answer to the command. RuntimeError if it cannot be carried out, OSError if nobody is there."""
+        """Return the result of the command. Raises RuntimeError if it fails, OSError if no server runs."""
         with self.ask(command, seconds) as asking:
             said = b"".join(iter(lambda: asking.recv(1 << 16), b""))
         if not said:
@@ -163,12 +163,12 @@ class FaultyServerProcess(ServerProcess):
         return answer["ok"]
 
     def power_cut(self, seed: int, *, strict: bool = False) -> None:
-        """Cut the power: unsynced bytes are gone, and so is the process."""
+        """Cut the power: unsynced bytes are lost, and the process ends."""
         with self.ask(f"power-cut {seed} {'strict' if strict else ''}"):
             assert self._reap() == -signal.SIGKILL
 
     def ask(self, command: str, seconds: float | None = None) -> socket.socket:
-        """A connection on which the server was given the command. It answers within ``seconds``, or TimeoutError."""
+        """Send a command and return the connection for its response. Raises TimeoutError after ``seconds``."""
         asking = socket.socket(socket.AF_UNIX)
         try:
             asking.settimeout(seconds)

@@ -1,4 +1,4 @@
-"""A small data directory with history and tail, as a kill leaves it; and its records."""
+"""A small data directory with history and tail, as a kill leaves it, and its records."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ Records = dict[int, list[tuple[int, bytes | None]]]
 
 
 def small_store(data: Path, *, rolls: int = 3, tail: bool = True, **configs: str) -> Records:
-    """Two partitions of ``events``: a segment of each for each roll, then with ``tail`` records in the journal only."""
+    """Write two partitions of ``events``: a segment of each per roll, and with ``tail`` records in the journal only."""
 
     async def fill() -> Records:
         async with running_broker(data.with_name(f"{data.name}.live")) as broker:
@@ -35,7 +35,7 @@ def small_store(data: Path, *, rolls: int = 3, tail: bool = True, **configs: str
 
 
 def stored(data: Path, name: str = TOPIC) -> Records:
-    """All records of a topic as a store that starts on ``data`` serves them. Raises QuarantinedError."""
+    """Return all records of a topic as a store that starts on ``data`` serves them. Raises QuarantinedError."""
 
     async def read() -> Records:
         async with running_broker(data) as broker:

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on loopback: a master and workers, each a process of its own."""
+"""A standalone Spark cluster on loopback: a master and workers, each a separate process."""
 
 import contextlib
 import os
@@ -15,20 +15,20 @@ from benchmarks.free_port import free_port
 from tests.support.eventually import eventually
 
 SPARK_HOME = Path(pyspark.__file__).parent
-#: Most of the time of a small job is compilation: the JVM's quick compiler is enough for it.
+#: Most of the time of a small job is compilation, for which the JVM's quick compiler is enough.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass
 class SparkCluster:
-    """``master`` is its URL, for ``--master``; workers have one core each."""
+    """A cluster whose URL for ``--master`` is ``master``; workers have one core each."""
 
     directory: Path
     master: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def submit(self, *arguments: object) -> subprocess.Popen[str]:
-        """``spark-submit`` of ``compaction_jobs`` from outside of the cluster, as an operator calls it."""
+        """Start ``spark-submit`` of ``compaction_jobs`` outside the cluster, as an operator does."""
         quick = ["--master", self.master, "--driver-java-options", QUICK_JVM]
         for name, value in {
             "spark.ui.enabled": "false",
@@ -51,7 +51,7 @@ class SparkCluster:
         )
 
     def executors_at_work(self) -> list[psutil.Process]:
-        """JVMs of executors that run Python for a task."""
+        """Return the JVMs of executors that run Python for a task."""
         found = []
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -78,7 +78,7 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def standalone_cluster(directory: Path, workers: int = 2) -> Iterator[SparkCluster]:
-    """The cluster, once all workers have registered. Everything that it started is ended."""
+    """Yield the cluster once all workers have registered, and end all its processes afterwards."""
     port = free_port()
     cluster = SparkCluster(directory, f"spark://127.0.0.1:{port}")
     logs = []

@@ -1,4 +1,4 @@
-"""A Spark Connect server of PySpark's own, in a JVM of its own; it knows nothing of this package."""
+"""PySpark's own Spark Connect server, in a separate JVM, without this package."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ _SETTINGS = {
 
 @contextlib.contextmanager
 def connect_server(directory: Path, master: str = "local[2]") -> Iterator[str]:
-    """The server's address, ``sc://...``. It works in ``directory``, and has ended when the block ends."""
+    """Run the server in ``directory`` and yield its address, ``sc://...``. It has ended when the block ends."""
     port = free_port()
     command = [SUBMIT, "--master", master, "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     for name, value in (_SETTINGS | {"spark.connect.grpc.binding.port": str(port)}).items():

@@ -1,4 +1,4 @@
-"""Programs of Spark in a process of their own."""
+"""Spark programs in separate processes."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from tests.support.server_process import ROOT
 
 
 def output_of(script: Path, *arguments: object, directory: Path, timeout_s: float, python_path: Path = ROOT) -> str:
-    """What the program prints; it works in ``directory``, and has to end well."""
+    """Run the program in ``directory`` and return its output. It must exit with 0."""
     ran = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(python_path), "PYSPARK_PYTHON": sys.executable},

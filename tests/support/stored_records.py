@@ -16,7 +16,7 @@ class StoredRecord(NamedTuple):
 
 
 def stored_records(url: str, topic: str) -> dict[int, list[StoredRecord]]:
-    """All records of a topic by partition, by rising offset; partitions without a record are absent."""
+    """Return all records of a topic by partition, by rising offset; partitions without a record are absent."""
     found: dict[int, list[StoredRecord]] = {}
     with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         for partition in http.get(f"/topics/{topic}").raise_for_status().json()["partitions"]:

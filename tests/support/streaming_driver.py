@@ -1,7 +1,7 @@
 """A driver of a streaming query, to be killed: ``python streaming_driver.py URL TOPIC CHECKPOINT OUT GROUP``.
 
-Each batch is one file, ``OUT/<batch id>.json``: by partition its first and last offset and its number of records. A
-batch that is repeated overwrites its file, and must be the same.
+Each batch is one file, ``OUT/<batch id>.json``: by partition, its first and last offset and its number of records. A
+repeated batch overwrites its file, and must be the same.
 """
 
 import json

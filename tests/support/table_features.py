@@ -8,7 +8,7 @@ from typing import Any
 from logstore.delta.log_entries import LogReplay, list_log
 from logstore.table_files import open_table
 
-#: Features that readers have to know, too.
+#: Features that readers must support as well.
 OF_READERS = frozenset(
     {
         "adaptiveMetadata-preview",
@@ -127,7 +127,7 @@ def turn_on(
 
 
 def map_columns(kind: Any, at: int = 1) -> int:
-    """Give each field of a type a physical name, that of the field, and an id; the next free id."""
+    """Give each field of a type its own name as physical name, and an id; return the next free id."""
     if not isinstance(kind, dict):
         return at
     for field in kind.get("fields", ()):

@@ -1,4 +1,4 @@
-"""Files of tables by their paths, for tests that make, damage or look at one with the tools of the system."""
+"""Files of tables by their paths, for tests that make, damage or read them with system tools."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def path_of(table: TopicTable) -> Path:
 
 
 def create_table(path: Path, filesystem: object = None, **how: object) -> TopicTable:
-    """``<data>/topics/<name>``; ``how`` are arguments of ``TopicTable.create``."""
+    """Create ``<data>/topics/<name>``; ``how`` are arguments of ``TopicTable.create``."""
     return TopicTable.create(open_root(path.parent.parent, filesystem), path.name, **how)
 
 

@@ -1,7 +1,7 @@
-"""A relay of TCP connections that can be cut: half-open, so that nothing passes and nobody is told.
+"""A relay of TCP connections that can be cut half-open, so that nothing passes and neither end notices.
 
-Each direction can be cut by itself, bytes can be swallowed or come late, connections can be reset. ``PeerRelay`` knows
-which broker has opened a connection, and sends messages between brokers a second time.
+Each direction can be cut separately, bytes can be lost or delayed, connections can be reset. ``PeerRelay`` knows which
+broker has opened a connection, and sends messages between brokers a second time.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Direction(IntEnum):
 
 
 BOTH: Final = frozenset(Direction)
-#: Of every client; a ``PeerRelay`` knows them by the ids of their brokers.
+#: The client id of all clients; a ``PeerRelay`` knows clients by the ids of their brokers.
 EVERYBODY: Final = -1
 
 
@@ -35,9 +35,9 @@ EVERYBODY: Final = -1
 class _Connection:
     client: int
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
-    #: Its bytes wait, whatever new connections do.
+    #: Its bytes wait, even when new connections pass.
     is_stranded: bool = False
-    #: Bytes are missing: what follows would be nonsense.
+    #: Bytes are missing, so that the following ones would be meaningless.
     is_holed: bool = False
 
     def abort(self) -> None:
@@ -46,7 +46,9 @@ class _Connection:
 
 
 class TcpRelay:
-    """``async with TcpRelay("host:port") as relay: relay.address``, on one event loop. It listens on ``listen``."""
+    """Use it as ``async with TcpRelay("host:port") as relay: relay.address``, on one event loop. It listens on
+    ``listen``.
+    """
 
     def __init__(self, target: str, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._listen = listen
@@ -76,29 +78,29 @@ class TcpRelay:
     # ---- faults -----------------------------------------------------------------------------------------------------
 
     def cut(self, directions: frozenset[Direction] = BOTH, client: int = EVERYBODY) -> None:
-        """Bytes, and ends of connections, wait from now on. With ``UP`` new connections wait, too."""
+        """Hold bytes and ends of connections back from now on; with ``UP``, hold new connections back as well."""
         self._held.update((client, direction) for direction in directions)
 
     def strand(self) -> None:
-        """Bytes of the connections that there are wait from now on, and come late; new connections pass."""
+        """Hold back the bytes of existing connections, which arrive late; new connections pass."""
         for connection in self._connections:
             connection.is_stranded = True
 
     def swallow(self) -> None:
-        """Connections are taken, and all bytes are lost, without anybody being told."""
+        """Accept connections and discard all bytes; neither end notices."""
         self._swallows = True
 
     def delay(self, seconds: float) -> None:
-        """Bytes come so much later from now on."""
+        """Delay bytes by this time from now on."""
         self._delay_s = seconds
 
     def reset(self) -> None:
-        """All connections break at once."""
+        """Reset all connections at once."""
         for connection in list(self._connections):
             connection.abort()
 
     def heal(self) -> None:
-        """What waits passes; connections that have lost bytes break."""
+        """Let everything pass that was held back; connections that have lost bytes break."""
         self._held.clear()
         for connection in self._connections:
             connection.is_stranded = False
@@ -146,7 +148,7 @@ class TcpRelay:
                     await one.wait_closed()
 
     async def _client(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        """Who has opened the connection, and the bytes that it took to know."""
+        """Return the id of the client that has opened the connection, and the bytes read to find it out."""
         return EVERYBODY, b""
 
     async def _pass(self, connection: _Connection, direction: Direction) -> None:
@@ -172,23 +174,23 @@ class TcpRelay:
         writer.close()
 
     def _seen(self, connection: _Connection, direction: Direction, data: bytes) -> None:
-        """Bytes that pass."""
+        """Note bytes that pass."""
 
 
 class PeerRelay(TcpRelay):
-    """In front of a broker's peer listener. ``cut`` may name the broker whose connections it is about."""
+    """A relay before a broker's peer listener. ``cut`` may name the broker whose connections are cut."""
 
     def __init__(self, target: str, listen: tuple[str, int] = ("127.0.0.1", 0), secret: str | None = None) -> None:
         super().__init__(target, listen)
         self._parsers: dict[_Connection, _Messages] = {}
-        #: HELLO and a request, as they went over one connection.
+        #: HELLO and a request, as one connection carried them.
         self._requests: deque[tuple[bytes, bytes]] = deque(maxlen=200)
         self.repeated = 0
         self._secret = ClusterSecret(secret)
 
     async def repeat(self, count: int, chance: random.Random) -> None:
-        """Send old requests again, each over a connection of its own, as if they had been under way all the time: HELLO
-        has the broker epoch of then. Of APPENDs those alone that the leader must know again.
+        """Send old requests again, each over a new connection, as if they had been delayed: HELLO has the old broker
+        epoch. Of APPENDs it sends only those that the leader must recognize as duplicates.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2
@@ -209,7 +211,7 @@ class PeerRelay(TcpRelay):
                         await writer.wait_closed()
 
     async def _client(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        # HELLO begins with the id of the broker that speaks.
+        # HELLO begins with the id of the sending broker.
         begun = await reader.readexactly(MESSAGE_HEADER_BYTES + 4)
         return struct.unpack_from("<i", begun, MESSAGE_HEADER_BYTES)[0], begun
 
@@ -230,7 +232,7 @@ class PeerRelay(TcpRelay):
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
-    """The body of the answer."""
+    """Send a request and return the body of the response."""
     writer.write(request)
     await writer.drain()
     header = decode_header(await reader.readexactly(MESSAGE_HEADER_BYTES))
@@ -238,7 +240,7 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
 
 
 class _Messages:
-    """Whole messages out of the bytes of a connection, until it goes on as HTTP."""
+    """Splits the bytes of a connection into whole messages, until it continues as HTTP."""
 
     def __init__(self) -> None:
         self.hello = b""

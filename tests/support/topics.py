@@ -33,7 +33,7 @@ class HookedFileSystem(FileSystem):
         self._hooks: dict[str, list[Callable[[], object]]] = {}
 
     def at(self, point: str, *functions: Callable[[], object]) -> None:
-        """The first function runs the first time, the second the second time."""
+        """Run the first function when the point is reached the first time, the second one the second time."""
         self._hooks[point] = list(functions)
 
     def reached(self, point: str) -> None:
@@ -43,7 +43,7 @@ class HookedFileSystem(FileSystem):
 
 
 def log_batch(offsets: Sequence[int], *, timestamp_ms: int = TIMESTAMP_MS, value_bytes: int = 8) -> pa.RecordBatch:
-    """Record o has key ``k<o mod 7>`` (null at 0), a value (null = tombstone at multiples of 5), headers if odd."""
+    """Return records: o has key ``k<o mod 7>`` (null at 0), a value (a tombstone at multiples of 5), headers if odd."""
     return pa.record_batch(
         [
             pa.array(offsets, pa.int64()),
@@ -60,7 +60,7 @@ def log_batch(offsets: Sequence[int], *, timestamp_ms: int = TIMESTAMP_MS, value
 
 
 def expected_row(offset: int, partition: int = 0, timestamp_ms: int = TIMESTAMP_MS) -> dict[str, object]:
-    """The row that a plain reader of the table must see for a record of ``log_batch``."""
+    """Return the row that a plain reader of the table must see for a record of ``log_batch``."""
     row = log_batch([offset], timestamp_ms=timestamp_ms).to_pylist()[0]
     moment = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=timestamp_ms + offset)
     return {**row, "timestamp": moment, "partition": partition}
@@ -79,18 +79,18 @@ def write_segment(table: TopicTable, partition: int, base: int, end: int, epoch:
 
 
 def empty_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> Segment:
-    """Of a range of which no record is left."""
+    """Write the segment of a range of which no record is left."""
     with SegmentWriter(open_table(table.files.uri), partition, base, end, epoch) as writer:
         return writer.finish(leader_epochs=((epoch, 0),))
 
 
 def as_earlier_release(segment: Segment) -> str:
-    """The name that a release before names had an end gave the segment."""
+    """Return the segment's name in the releases before names had an end offset."""
     return segment.path.replace(f"-{segment.end_offset:020d}-", "-")
 
 
 def rename_as_earlier_release(table: TopicTable, segment: Segment) -> Segment:
-    """The segment as an earlier release would have written it: under a name that does not tell its end."""
+    """Rename the segment as an earlier release would have named it: without its end offset."""
     old = as_earlier_release(segment)
     (path_of(table) / segment.path).rename(path_of(table) / old)
     return replace(segment, path=old)
@@ -101,7 +101,7 @@ def roll_part(table: TopicTable, partition: int, base: int, end: int, epoch: int
 
 
 def roll(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> RollPart:
-    """Roll one range; the refusal is raised."""
+    """Roll one range and return the committed part. Raises the error if it is refused."""
     part = roll_part(table, partition, base, end, epoch)
     for error in table.commit_roll([part]).refused.values():
         raise error
@@ -123,7 +123,7 @@ def overwrite_entry(table: TopicTable, version: int) -> None:
 def foreign_commit(
     path: Path, actions: Sequence[Add | Remove | AddAction | RemoveAction], transactions: Sequence[tuple[str, int]] = ()
 ) -> None:
-    """A commit by somebody who keeps none of our rules."""
+    """Commit as a writer that follows none of the store's rules."""
     DeltaTable(str(path)).create_write_transaction(
         [_of_delta_rs(action) for action in actions],
         "append",
@@ -152,7 +152,7 @@ def _of_delta_rs(action: Add | Remove | AddAction | RemoveAction) -> AddAction |
 
 
 def offsets_in_table(table: TopicTable, partition: int = 0) -> list[int]:
-    """The offsets that a plain reader sees."""
+    """Return the offsets that a plain reader sees."""
     rows = DeltaTable(str(path_of(table))).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
     return sorted(row["offset"] for row in rows if row["partition"] == partition)
 
@@ -168,7 +168,7 @@ def rewrite_files(
     cleaned: int | None = None,
     operation: str = "rewrite",
 ) -> int:
-    """Replace files of one partition, as a job does; the version. Raises the refusal."""
+    """Replace files of one partition, as a job does; return the version. Raises the error if it is refused."""
     part = RewritePart(partition, tuple(removes), tuple(adds), log_start, cleaned)
     done = table.commit_rewrites([part], data_change=data_change, operation=operation)
     for error in done.refused.values():
@@ -177,7 +177,7 @@ def rewrite_files(
 
 
 def joined(table: TopicTable, files: Sequence[SegmentFile], operation: str = "merge") -> Segment:
-    """The segment that neighbouring files become; nothing is committed."""
+    """Return the segment that neighbouring files are merged into; nothing is committed."""
     (partition,) = {int(file.path.split("/")[0].removeprefix("partition=")) for file in files}
     task = WriteTask(
         topic=table.files.name,

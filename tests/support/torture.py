@@ -1,4 +1,4 @@
-"""Whether tests run in their long forms: ``LOGSTORE_TORTURE=1``, as ``make torture`` sets it."""
+"""True if tests run in their long forms: ``LOGSTORE_TORTURE=1``, as ``make torture`` sets it."""
 
 import os
 

@@ -1,12 +1,12 @@
 """An event loop whose time is virtual: when nothing is ready, it jumps to its next timer, as trio's ``MockClock`` with
-``autojump_threshold=0`` does. A test that waits for an hour takes as long as its work takes.
+``autojump_threshold=0`` does. A test that waits for an hour takes only as long as its work.
 
 It does not jump while a callback or a file descriptor is ready, nor while a thread works for the loop: in an executor,
 or as the journal's ``DiskThread``. A turn of the loop takes 10 us of its time, however busy the machine is.
 
 Sockets between tasks of one loop may be used: on loopback the kernel delivers within the call that sends, and the loop
-waits for bytes that are not sent yet. It does not wait for another process, nor for a thread of another kind. Time
-hardly passes while a thread is held, or under a load without a pause: tests that have any of these run on real time.
+waits for bytes that are not sent yet. It does not wait for another process, nor for other threads. Time hardly passes
+while a thread is held, or under a load without a pause: tests with any of these run on real time.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ T = TypeVar("T")
 _WATCHDOG_S = 30.0
 #: Virtual seconds of one ``run``.
 _LIMIT_S = 7200.0
-#: Virtual seconds of a turn of the loop: code that asks without a wait until its time is over comes to an end.
+#: Virtual seconds of a turn of the loop, so that code that polls without a wait reaches its deadline.
 _TURN_S = 10e-6
-#: Real seconds before a jump of a loop with sockets: a busy kernel may put off a delivery.
+#: Real seconds before a jump of a loop with sockets: a busy kernel may delay a delivery.
 _DELIVERY_S = 0.002
-#: The same while a socket has bytes that the kernel has not sent yet: Nagle's algorithm waits for an acknowledgement,
-#: and a small window for its probe.
+#: The same while a socket has unsent bytes: Nagle's algorithm waits for an acknowledgement, and a small window for its
+#: probe.
 _SENDING_S = 0.25
-#: Linux's ioctl for the number of bytes that a socket has not sent yet.
+#: Linux's ioctl for the number of unsent bytes of a socket.
 _SIOCOUTQNSD = 0x894B
 
 
@@ -49,7 +49,7 @@ class StuckError(AssertionError):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """It raises StuckError instead of a jump beyond ``limit_s`` virtual seconds, and without a timer after
+    """A loop that raises StuckError instead of jumping beyond ``limit_s`` virtual seconds, and, without a timer, after
     ``watchdog_s`` real seconds without any event.
     """
 
@@ -66,8 +66,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch: the machine's time and the virtual time that has passed. It is never
-        behind the times of files, nor of commits by other writers.
+        """Return milliseconds since the Unix epoch: the machine's time plus the virtual time that has passed. It is
+        never behind the times of files, nor of commits by other writers.
         """
         return time.time_ns() // 1_000_000 + round((self._now - self._began) * 1000)
 
@@ -76,13 +76,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._internal_fds
 
     def real_wait(self, timeout: float | None) -> float | None:
-        """How long a selector that found nothing ready has to wait for an event really; None as in ``select``."""
+        """Return the real wait for a selector that found nothing ready; None as in ``select``."""
         if self._threads_at_work:
             return None
         return self._watchdog_s if timeout is None else 0
 
     def jump(self, timeout: float | None) -> None:
-        """Let the time until the next timer pass, None if there is none."""
+        """Let the time until the next timer pass; None if there is no timer."""
         if timeout is None:
             raise StuckError(f"nothing happened for {self._watchdog_s} s, and no timer is set{self._stacks()}")
         self.pass_time(timeout)
@@ -112,7 +112,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads_at_work += 1
 
     def thread_ends(self) -> None:
-        """Called in the thread, once the loop has what the work led to."""
+        """Note that a thread has ended. The thread calls this once the loop has the result of its work."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.call_soon_threadsafe(self._thread_ended)
 
@@ -143,7 +143,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Timer(asyncio.TimerHandle):
-    """Timers of one time are due in the order in which they were set: on real time their times would differ."""
+    """A timer; timers of the same time are due in the order in which they were set, since on real time they would
+    differ.
+    """
 
     __slots__ = ("_turn",)
 
@@ -159,7 +161,7 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
         self._loop = loop
-        #: Bytes by socket that were not sent in spite of a wait: the peer does not read.
+        #: Bytes by socket that stayed unsent in spite of a wait, because the peer does not read.
         self._held: dict[int, int] = {}
 
     def select(self, timeout: float | None = None) -> list[Any]:
@@ -183,7 +185,7 @@ class _Selector(selectors.DefaultSelector):
     def _unsent(self) -> dict[int, int]:
         found = {}
         for descriptor in self.get_map():
-            with contextlib.suppress(OSError):  # it is not of a connection
+            with contextlib.suppress(OSError):  # it is not a connection
                 (unsent,) = struct.unpack("i", fcntl.ioctl(descriptor, _SIOCOUTQNSD, bytes(4)))
                 if unsent:
                     found[descriptor] = unsent
@@ -191,8 +193,8 @@ class _Selector(selectors.DefaultSelector):
 
 
 class LoopClock:
-    """A ``logstore.clock.Clock`` that follows a loop. The loop's time stands still while a thread sleeps, and only its
-    monotonic clock goes on: the wall clock must not be ahead of the times of files.
+    """A ``logstore.clock.Clock`` that follows a loop. While a thread sleeps, the loop's time stands still and only its
+    monotonic clock continues: the wall clock must not be ahead of the times of files.
     """
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
@@ -210,23 +212,23 @@ class LoopClock:
 
 
 def clock_of_loop() -> Clock:
-    """The clock for a store in the running loop."""
+    """Return the clock for a store in the running loop."""
     loop = asyncio.get_running_loop()
     return LoopClock(loop) if isinstance(loop, VirtualTimeLoop) else SystemClock()
 
 
 def run(work: Coroutine[Any, Any, T], *, limit_s: float = _LIMIT_S) -> T:
-    """As ``asyncio.run``, on virtual time. StuckError after ``limit_s`` of it."""
+    """Run as ``asyncio.run`` does, on virtual time. Raises StuckError after ``limit_s`` of it."""
     with asyncio.Runner(loop_factory=functools.partial(VirtualTimeLoop, limit_s=limit_s)) as runner:
         return runner.run(work)
 
 
-#: What a fixture ``anyio_backend`` returns for tests on virtual time.
+#: The value that a fixture ``anyio_backend`` returns for tests on virtual time.
 ON_VIRTUAL_TIME = ("asyncio", {"loop_factory": VirtualTimeLoop})
 
 
 def _counted(start: Callable[P, T]) -> Callable[P, T]:
-    """Let a loop that runs on virtual time know of the work of a ``DiskThread``."""
+    """Count the work of a ``DiskThread`` for a loop that runs on virtual time."""
 
     @functools.wraps(start)
     def counted(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -236,7 +238,7 @@ def _counted(start: Callable[P, T]) -> Callable[P, T]:
             thread = args[0]
             assert isinstance(thread, DiskThread)
             loop.thread_begins()
-            thread._work.put(loop.thread_ends)  # it comes after the work
+            thread._work.put(loop.thread_ends)  # it runs after the work
         return future
 
     return counted

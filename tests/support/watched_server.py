@@ -25,7 +25,7 @@ class Resources:
 
 
 class WatchedServer(ServerProcess):
-    """Settings as keywords. Topic ``t`` has one partition, and ``history`` what the tests sent there."""
+    """A server with settings as keywords. Topic ``t`` has one partition, and ``history`` has what the tests sent."""
 
     def __init__(self, data: Path, **settings: int | str) -> None:
         # The log line of a request costs more than the request.
@@ -35,7 +35,7 @@ class WatchedServer(ServerProcess):
         self.port = int(self.url.rpartition(":")[2])
         self.history = History()
         self._process = psutil.Process(self.process.pid)
-        # This client keeps no connections: all open ones are the tests' own.
+        # This client keeps no connections, so all open ones belong to the tests.
         self._http = httpx.Client(
             base_url=self.url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
         )
@@ -65,7 +65,7 @@ class WatchedServer(ServerProcess):
         return self.resources()
 
     def connections(self) -> list[int]:
-        """Ports of the clients that the server has an open connection to."""
+        """Return the ports of the clients that have an open connection to the server."""
         return [found.raddr.port for found in self._process.net_connections("tcp") if found.raddr]
 
     # ---- records ----------------------------------------------------------------------------------------------------
@@ -78,7 +78,9 @@ class WatchedServer(ServerProcess):
         return int(found["log_end_offset"])
 
     def request(self, prefix: str = "") -> Request:
-        """A new request to topic ``t`` with a value of its own: in doubt until it is known to be ``ok`` or ``fail``."""
+        """Return a new request to topic ``t`` with a unique value; it is in doubt until it is known to be ``ok`` or
+        ``fail``.
+        """
         number = len(self.history.requests)
         request = Request(number, 0, 0, [f"{prefix}{number}"])
         self.history.requests.append(request)
@@ -92,7 +94,7 @@ class WatchedServer(ServerProcess):
         return answer
 
     def check(self) -> None:
-        """Good requests work, and the log holds exactly what was acknowledged and some of what is in doubt."""
+        """Check that good requests work, and that the log holds all acknowledged records and some of those in doubt."""
 
         async def one() -> Answer | None:
             async with self.connected() as client:
@@ -116,10 +118,10 @@ class WatchedServer(ServerProcess):
 
 
 def acknowledge(request: Request, answer: Answer | None) -> None:
-    """What ``answer`` says about ``request``; without one it stays in doubt."""
+    """Note what ``answer`` says about ``request``; without an answer it stays in doubt."""
     if answer is not None and answer.status == 200:
         found = json.loads(answer.body)
-        # In columns the answer is short: ranges instead of an offset for each.
+        # In columns the response has ranges instead of an offset for each record.
         first = found["offsets"][0]["offset"] if "offsets" in found else found["ranges"][0]["base_offset"]
         request.base_offset = first
         request.outcome = "ok"

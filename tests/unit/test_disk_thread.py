@@ -1,4 +1,4 @@
-"""What is handed to the thread is done in order, and told; a thread that could not be started is started later."""
+"""The thread does its work in order and reports each outcome; one that could not be started is started later."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from logstore.disk_thread import DiskThread
 from tests.support.virtual_time import run
 
 
-def test_work_is_done_in_order_and_its_errors_are_told() -> None:
+def test_work_is_done_in_order_and_its_errors_are_reported() -> None:
     async def scenario() -> None:
         thread = DiskThread("test")
         done: list[int] = []

@@ -20,7 +20,7 @@ def test_a_setting_of_a_few_words_names_them():
 
 
 def test_every_test_that_the_page_of_fault_tests_names_exists():
-    """``file::test``, ``…::test`` of the file before it, ``…end_of_a_name`` in that file, and files alone."""
+    """Check the forms ``file::test``, ``…::test`` in the same file, ``…end_of_a_name`` there, and files alone."""
     page = (REPOSITORY / "docs/fault-tests.md").read_text(encoding="utf-8")
     source, tests = "", 0
     for name in re.findall(r"`([^` ]+)`", page):

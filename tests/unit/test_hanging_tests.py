@@ -52,7 +52,7 @@ def run(path: Path, text: str) -> subprocess.CompletedProcess[str]:
     path.write_text(text)
     options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--numprocesses", "1", "--timeout", str(SECONDS)]
     command = [sys.executable, "-m", "pytest", *options, str(path)]
-    # In continuous integration pytest repeats each failure in its summary.
+    # In continuous integration, pytest repeats each failure in its summary.
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER")}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
 

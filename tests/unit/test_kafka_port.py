@@ -1,4 +1,4 @@
-"""The port for Kafka's clients: one that is taken ends the start, also the default one, and what is announced."""
+"""The port for Kafka's clients and its announcement: a start fails if the port is in use, also the default one."""
 
 import socket
 import types
@@ -11,7 +11,7 @@ from logstore.settings import Settings
 
 
 def test_the_default_port_is_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    """Nobody has set ``kafka.listeners``: the port of the default is changed to one that is taken here."""
+    """Leave ``kafka.listeners`` unset, and let the default port be one that is in use."""
     monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]

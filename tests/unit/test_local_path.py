@@ -1,4 +1,4 @@
-"""Paths and locations that people give: served, or refused by the name of their scheme."""
+"""Paths and locations that users give are served, or refused by the name of their scheme."""
 
 from pathlib import Path
 

@@ -46,7 +46,7 @@ def test_a_lock_whose_name_was_taken_away_is_lost(tmp_path: Path, replaced: bool
 
 
 def test_the_number_of_a_removed_lock_is_not_given_to_the_next_one_while_it_is_open(tmp_path: Path) -> None:
-    """ext4 uses a free inode again at once: the comparison relies on this one not being free."""
+    """Keep the file open: ext4 uses a free inode again at once, so the comparison needs this one to stay in use."""
     lock = LockFile.acquire(tmp_path, FileSystem())
     for _ in range(20):
         lock.path.unlink()

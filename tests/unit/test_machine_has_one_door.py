@@ -1,5 +1,6 @@
-"""The server takes time, chance, files, threads and sockets from the machine in the modules that are named here, and
-nowhere else: a simulation that replaces those has replaced the machine.
+"""The server uses the machine's time, chance, files, threads and sockets only in the modules named here.
+
+A simulation that replaces these has replaced the machine.
 """
 
 import ast
@@ -11,13 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SERVER = ("logstore", "ingest_api", "consumer_offsets")
-#: Programs of their own beside the server.
+#: These programs run beside the server.
 NOT_SERVER = ("logstore/client/", "logstore/cli/", "logstore/spark/", "logstore/cluster_processes/")
 
 MEASURES = "perf_counter: how long a request took, for metrics and the log"
 HOST_NAME = "the name of the machine, which is the same on every run"
 BEFORE = "runs before the store starts"
-#: For each kind the modules that may take it from the machine, and why.
+#: The modules that may use the machine, for each kind and with the reason.
 DOORS: dict[str, dict[str, str]] = {
     "time": {
         "logstore/clock.py": "the door: a Clock is given to running_store",
@@ -46,7 +47,6 @@ DOORS: dict[str, dict[str, str]] = {
         "logstore/disk_thread.py": "made by logstore.threads",
         "logstore/background_jobs.py": "jobs are a process",
         "logstore/cluster/zookeeper_server.py": "a ZooKeeper process for trying a cluster",
-        "logstore/broker/erasing.py": "a worker waits for the event loop, which commits for it",
     },
     "sockets": {
         "logstore/listening_sockets.py": "the door: makes the sockets that listeners are given",
@@ -73,7 +73,7 @@ MODULES = {
     "threads": {"multiprocessing", "subprocess", "_thread", "sched"},
     "sockets": {"socket", "ssl", "select", "selectors", "http.client", "urllib.request", "kazoo", "httpx"},
 }
-#: Names that mean this kind wherever they come from.
+#: These names mean this kind wherever they come from.
 NAMES = {
     "time": {"utcnow", "today"},
     "chance": {"uuid1", "uuid4", "urandom"},
@@ -89,9 +89,9 @@ NAMES = {
     },
     "sockets": {"create_server", "create_connection", "open_connection", "start_server", "create_unix_server"},
 }
-#: Of ``os``: no file, and the same on every run. Chance and processes are looked for by name.
+#: These names of ``os`` are no files, and are the same on every run. Chance and processes are found by name.
 OF_OS = {"environ", "fspath", "PathLike", "cpu_count", "getpid", "stat_result", "strerror"}
-#: Methods of a ``Path`` that look at the disk, whatever they are called with.
+#: Methods of a ``Path`` that look at the disk, with any arguments.
 OF_PATHS = {
     "chmod",
     "glob",
@@ -112,12 +112,12 @@ OF_PATHS = {
     "write_bytes",
     "write_text",
 }
-#: Methods that a ``Path`` has with so many arguments, and a ``FileSystem`` with one more.
+#: Methods that have this number of arguments in ``Path``, and one more in ``FileSystem``.
 WITH_ARGUMENTS = {"exists": 0, "stat": 0, "unlink": 0, "rename": 1}
 
 
 def kinds(source: str) -> Iterator[tuple[str, str]]:
-    """Yield what a module takes from the machine: (kind, line and name)."""
+    """Yield each use of the machine in a module: (kind, line and name)."""
     for node in ast.walk(ast.parse(source)):
         for name in _imported(node):
             for kind, modules in MODULES.items():
@@ -154,7 +154,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _of_table(receiver: ast.expr) -> bool:
-    """``files.exists()`` and ``root.open(name).exists()`` ask ``TableFiles``."""
+    """Return whether the receiver is ``TableFiles``, as in ``files.exists()`` and ``root.open(name).exists()``."""
     match receiver:
         case ast.Name(id="files") | ast.Call(func=ast.Attribute(attr="open")):
             return True

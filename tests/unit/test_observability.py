@@ -17,7 +17,7 @@ def no_log_fields_are_left() -> Iterator[None]:
 
 
 def samples(name: str, label: str) -> dict[str, float]:
-    """Values of a metric by one of its labels."""
+    """Return the values of a metric by one of its labels."""
     families = text_string_to_metric_families(render_metrics().decode())
     return {s.labels[label]: s.value for f in families for s in f.samples if s.name == name}
 
@@ -64,7 +64,7 @@ def test_a_logged_exception_shows_where_but_not_the_records(line_format: str, ca
 
 @pytest.mark.parametrize("line_format", ["console", "json"])
 def test_colours_in_the_text_of_an_error_do_not_get_into_the_log(line_format: str, capsys: pytest.CaptureFixture[str]):
-    """delta-rs writes so, also where nobody looks at a terminal."""
+    """Log colours as delta-rs writes them, also when no terminal shows them."""
     coloured = "\x1b[31mKernel error\x1b[0m: \x1b[1;4mno such table\x1b[m"
     configure_logging("info", line_format)
     logger = structlog.get_logger("logstore.delta")

@@ -1,4 +1,4 @@
-"""Logging that a test sets up in this process is gone after it."""
+"""Logging that a test sets up in this process ends with the test."""
 
 import logging
 import logging.config
@@ -33,7 +33,7 @@ def test_logging_is_put_back() -> None:
 
 
 def test_handlers_of_pytest_keep_their_formatters(caplog: pytest.LogCaptureFixture) -> None:
-    """As if a query of Spark had failed, and pytest had found the logger that tells it."""
+    """Add a handler as when a query of Spark has failed and pytest has found the logger that reports it."""
     with logging_put_back():
         PySparkLogger("SQLQueryContextLogger").addHandler(caplog.handler)
     logging.getLogger("test").warning("%s for all", "one")

@@ -1,4 +1,4 @@
-"""The tests run in processes of their own, because settings count only before pyarrow is imported."""
+"""The tests run in other processes, because the settings count only before pyarrow is imported."""
 
 import os
 import subprocess

@@ -25,7 +25,7 @@ DAY = 24 * HOUR
         ("2024-12-31T19:00-0500", 1_735_689_600_000),
         ("20250101T000000Z", 1_735_689_600_000),
         ("2025-01-01T00:00:00.25Z", 1_735_689_600_250),
-        # A fraction of a millisecond lies after the millisecond before it.
+        # A fraction of a millisecond is later than the millisecond before it.
         ("2025-01-01T00:00:00.000001Z", 1_735_689_600_001),
         ("1969-12-31T23:59:59Z", -1000),
         ("0001-01-01", -62_135_596_800_000),

@@ -33,7 +33,7 @@ def is_own(node: ast.Attribute) -> bool:
 
 
 def declared(tree: ast.Module) -> set[str]:
-    """The attributes of the classes of a module."""
+    """Return the attributes of the classes of a module."""
     fields = {
         node.target.id
         for node in ast.walk(tree)

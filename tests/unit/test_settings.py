@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory: no conf/logstore.toml."""
+    """Change to an empty directory, without conf/logstore.toml."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -110,7 +110,7 @@ def test_kafkas_settings_give_topics_their_defaults(elsewhere: Path, monkeypatch
         "min.cleanable.dirty.ratio": "0.25",
         "key.format": "string",
     }
-    # ms over minutes over hours, whatever they were read from.
+    # ms takes precedence over minutes, and minutes over hours, wherever they come from.
     monkeypatch.setenv("LOGSTORE_LOG_RETENTION_MINUTES", "-1")
     assert load_settings().topic_defaults["retention.ms"] == "-1"
     monkeypatch.setenv("LOGSTORE_LOG_RETENTION_MS", "2h")
@@ -181,7 +181,7 @@ def test_a_misspelt_variable_is_refused_but_somebody_elses_is_not(monkeypatch: p
     monkeypatch.setenv("LOGSTORE_URL", "http://127.0.0.1:8082")
     monkeypatch.setenv("LOGSTORE_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("LOGSTORE_CONTROL", "/run/somebody/elses")
-    monkeypatch.setenv("LOGSTORE_CONTROLLER_SERVICE_HOST", "10.0.0.2")  # Kubernetes: of a service of that name
+    monkeypatch.setenv("LOGSTORE_CONTROLLER_SERVICE_HOST", "10.0.0.2")  # Kubernetes sets it for a service of that name
     assert load_settings().port == 8082
     monkeypatch.setenv("LOGSTORE_JOURNAL_MAX_BYTE", "1")
     with pytest.raises(InvalidConfigError, match="did you mean LOGSTORE_JOURNAL_MAX_BYTES"):

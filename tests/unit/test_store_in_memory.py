@@ -1,4 +1,4 @@
-"""A store whose file system is in memory leaves no trace on the disk, and finds everything again at its next start."""
+"""A store with a file system in memory leaves no trace on the disk, and has everything again at its next start."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What the import contract of that name in pyproject.toml cannot say: calls, and what is taken from ``os``."""
+"""The import contract of that name in pyproject.toml cannot cover calls and names taken from ``os``; this test does."""
 
 import ast
 import tomllib
@@ -9,14 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "Table data goes through logstore.table_files"
-#: Files of Spark's own, and of no table.
-NO_TABLES = {f"logstore/spark/{name}.py" for name in ("jars", "session", "shipping", "spark_conf")}
-#: The tools of a stopped store that work on tables; the others work on journals.
+#: The tools of a stopped store that work on tables; the other tools work on journals.
 _INSPECTION = ("feature_removal", "rebuild_plan", "table_check", "table_rebuild")
-#: Not file calls, or of the descriptors of a process.
+#: These use Spark's files, which belong to no table.
+NO_TABLES = {f"logstore/spark/{name}.py" for name in ("jars", "session", "shipping", "spark_conf")}
+#: These are no file calls, or calls on the descriptors of a process.
 OF_OS = {"environ", "cpu_count", "fspath", "PathLike", "setpriority", "getpriority", "PRIO_PROCESS", "nice", "_exit"}
 OF_OS |= {"dup", "dup2", "fdopen", "fstat"}
-#: A task of Spark that needs nothing of this package reads through pyarrow's storages.
+#: A task of Spark that needs nothing else of this package reads through pyarrow's storages.
 THROUGH_PYARROW = {"logstore/spark/history_check.py"}
 FILE_CALLS = {
     "glob",
@@ -39,7 +39,7 @@ FILE_CALLS = {
     "write_bytes",
     "write_text",
 }
-#: Ways of pyarrow to a file that go past the seam.
+#: These ways of pyarrow to a file bypass ``TableFiles``.
 OF_PYARROW = {"OSFile", "memory_map", "LocalFileSystem", "input_stream", "output_stream"}
 
 
@@ -58,7 +58,7 @@ def modules() -> Iterator[Path]:
 
 
 def offences(source: str, *, pyarrow_storages: bool = False) -> list[str]:
-    """Lines that reach a file by themselves."""
+    """Return the lines that reach a file without ``TableFiles``."""
     found = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -84,7 +84,7 @@ def offences(source: str, *, pyarrow_storages: bool = False) -> list[str]:
 
 
 def _of_tables(receiver: ast.expr, name: str) -> bool:
-    """``TopicTable.open``, ``root.open``, ``self._committer.open`` are no file calls."""
+    """Return whether this is no file call: ``TopicTable.open``, ``root.open``, ``self._committer.open``."""
     last = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
     return (name == "open" and last in {"TopicTable", "cls", "root", "self", "_committer", "open_root"}) or (
         name == "open" and isinstance(receiver, ast.Call) and getattr(receiver.func, "id", "") == "open_root"

@@ -1,4 +1,4 @@
-"""A store whose threads are replaced starts none, and one thread does all of its work."""
+"""A store with replaced threads starts none, and one thread does all of its work."""
 
 import asyncio
 import random

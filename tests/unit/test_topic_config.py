@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, LONG_MAX, TopicConfig, config_key, validate_overrides
 
-# The table of the design, in Kafka's own spelling: these are promises to users, so they are written out here again.
+# The design's table, in Kafka's spelling. These are promises to users, so they are repeated here.
 DEFAULTS = {
     "segment.bytes": "134217728",
     "segment.ms": "60000",

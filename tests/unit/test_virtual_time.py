@@ -82,7 +82,7 @@ def test_time_stands_still_while_a_thread_works(executor: str):
         loop = asyncio.get_running_loop()
         own, disk, goes_on = ThreadPoolExecutor(1), DiskThread("disk"), threading.Event()
         began, timer = loop.time(), loop.call_later(0.01, int)
-        # A timer of real time, in a thread that the loop does not know.
+        # This timer uses real time, in a thread that the loop does not know.
         threading.Timer(0.2, goes_on.set).start()
         try:
             if executor == "disk":
@@ -121,7 +121,7 @@ def test_cancelled_work_of_a_thread_holds_time_up_until_it_ends(executor: str):
         disk.close()
         return bool(done)
 
-    # Work that had not begun when it was cancelled is not done at all in an executor.
+    # An executor skips work that had not begun when it was cancelled.
     assert run(work()) or executor == "own"
 
 
@@ -148,8 +148,9 @@ def test_bytes_in_a_socket_come_before_the_next_timer():
 
 
 def test_bytes_that_the_kernel_holds_back_come_before_the_next_timer():
-    """Nagle's algorithm: a small piece waits until the one before it is acknowledged. A peer that answers puts that off
-    for 40 ms.
+    """Send a small piece, which Nagle's algorithm holds back until the previous one is acknowledged.
+
+    A peer that answers delays that by 40 ms.
     """
 
     async def ask() -> None:

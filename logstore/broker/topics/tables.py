@@ -93,7 +93,9 @@ class TopicTables:
             try:
                 partition_log = topic.partition(partition)
                 partition_log.require_served()
-                epochs[partition] = partition_log.require_leader().epoch
+                leadership = partition_log.require_leader()
+                leadership.require_lease()  # the next leader would show the records for a while
+                epochs[partition] = leadership.epoch
                 targets[partition] = _new_start(partition_log, before_offset)
             except LogStoreError as error:
                 found[partition] = error

@@ -429,7 +429,8 @@ class Meddler(Nemesis):
         left = [str(file) for file in files if words.encode() in _content(file)]
         if left:
             self.broken.append(f"erased records of {topic.name} are still in {left}")
-        version = max(report["versions"], default=-1)
+        # Without a version, another commit has removed the records before it: the newest version is without them.
+        version = max(report["versions"], default=foreign_commits.newest(self._table(topic)))
         self._recorder.complete(number, "nemesis", "statement", "ok", **state, version=version)
         self._require_acknowledged(self._logs, f"after records of {topic.name} were erased")
         time.sleep(fault.seconds)

@@ -1,8 +1,8 @@
-"""A run of a group into a Delta sink that ends at a step as a killed process does; ``test_exactly_once`` runs it.
+"""Runs a group into a Delta sink and ends at a step as a killed process does; ``test_exactly_once`` starts it.
 
 Arguments: "group", the store, the topics (separated by commas), the group, the sink, the step ("task" ends the driver
-from a task of the write); a last one, "without-sink", plans the batch without the sink.
-Or: "stream", a Delta table to read, the sink, the checkpoint, the step.
+from a task of the write); an optional last one, "without-sink", plans the batch without the sink. Or: "stream", a Delta
+table to read, the sink, the checkpoint, the step.
 """
 
 import os

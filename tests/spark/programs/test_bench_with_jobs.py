@@ -1,7 +1,7 @@
-"""The fault bench in short with both jobs in a loop, beside a load, rolls, kills and log starts that move.
+"""A short form of the fault bench with both jobs in a loop, beside a load, rolls, kills and moving log starts.
 
-One run checks many guarantees: no acknowledged record is lost, doubled or moved, of each key the last record stays,
-readers and group offsets agree with the log, the table is the log at every version.
+One run checks many guarantees: no acknowledged record is lost, duplicated or moved, the last record of each key stays,
+readers and group offsets agree with the log, and each version of the table is a part of the log.
 """
 
 import random
@@ -27,7 +27,7 @@ COMMITS = (
 def test_jobs_beside_a_store_that_dies(tmp_path: Path) -> None:
     seed = random.randrange(2**31)
     print(f"seed {seed}")
-    # Spark is to have its share of the machine.
+    # Spark needs its share of the machine.
     topics = [replace(topic, configs={**topic.configs, "segment.ms": "1500"}) for topic in (*TOPICS, BOTH)]
     jobs = ("retention", "compact")
     load = Load(topics, pause_s=0.2, jobs=jobs, job_pause_s=0.1, deletes=("plain",), commits=COMMITS)

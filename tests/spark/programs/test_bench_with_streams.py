@@ -1,7 +1,7 @@
-"""The fault bench in short with streaming queries of Spark on its topics, of the tables and of the store, beside rolls
-every second, retention, merges and an OPTIMIZE.
+"""A short form of the fault bench with Spark streaming queries on its tables and on the store, beside rolls every
+second, retention, merges and an OPTIMIZE.
 
-Each record comes once to each query, in order, over kills of the store and of Spark, and none is left out.
+Each query gets each record once, in order, although the store and Spark are killed.
 """
 
 import random
@@ -29,7 +29,7 @@ def test_streams_beside_a_store_that_dies(tmp_path: Path) -> None:
         topics,
         producers=2,
         readers=1,
-        # Spark is to have its share of the machine.
+        # Spark needs its share of the machine.
         pause_s=0.1,
         jobs=("retention", "merge"),
         job_pause_s=1.0,

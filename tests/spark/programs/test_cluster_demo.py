@@ -1,4 +1,4 @@
-"""Every chapter of the demo of a cluster on the first of the flights, with real brokers and the one Spark session."""
+"""Every chapter of the demo of a cluster on the first flights, with real brokers and the shared Spark session."""
 
 import io
 import os

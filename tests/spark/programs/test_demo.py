@@ -1,4 +1,4 @@
-"""Every chapter of the demo on the first of the flights, with a real store and the one Spark session."""
+"""Every chapter of the demo on the first flights, with a real store and the shared Spark session."""
 
 import io
 
@@ -36,6 +36,6 @@ def test_every_chapter_agrees_on_some_of_the_flights(spark, tmp_path, monkeypatc
     assert demo.checks.agree, demo.checks.rows
     assert any("in 2 batches" in what for what, _, _ in demo.checks.rows)
     assert "last-flight: compacting" in (tmp_path / "jobs.log").read_text()
-    # Compacted history has gaps, and the check sees them.
+    # Compacted history has gaps, and the check reports them.
     left, in_order = read_delta(str(tmp_path / "data/topics/last-flight"))
     assert (left.total, left.dense, in_order) == (planes, False, True)

@@ -1,4 +1,4 @@
-"""Topics read from elsewhere: through Spark Connect, whose server knows nothing of this package, and on a cluster."""
+"""Topics read from other machines: through a Spark Connect server that does not have this package, and on a cluster."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 
 
 def seen_by_client(master: str, store: Store, directory: Path, python_path: Path) -> dict:
-    """What ``remote_client`` sees of a topic with 20 sealed records and 10 in the tail."""
+    """Return what ``remote_client`` reads of a topic with 20 sealed records and 10 in the tail."""
     topic = store.create(f"seen-{directory.name}")
     store.produce(topic, 0, 0, 20)
     store.roll(topic)
@@ -43,7 +43,7 @@ def test_a_session_of_spark_connect_reads_topics(store, tmp_path):
 
 
 def test_executors_elsewhere_read_topics_with_the_drivers_package(store, tmp_path):
-    """The driver's package is a copy, which no other process finds by itself."""
+    """Read on executors with a copy of the driver's package that no other process finds by itself."""
     (tmp_path / "work").mkdir()
     for package in ("logstore", "compaction_jobs", "consumer_offsets"):
         shutil.copytree(ROOT / package, tmp_path / "copy" / package, ignore=shutil.ignore_patterns("__pycache__"))

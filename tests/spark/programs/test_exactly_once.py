@@ -1,4 +1,4 @@
-"""A group's records in a Delta sink: each once, whatever stops a run, and whatever runs beside it."""
+"""A group's records are in a Delta sink exactly once, wherever a run stops and whatever runs beside it."""
 
 import contextlib
 import json
@@ -19,12 +19,12 @@ from logstore.spark.sink_commits import SinkOffsetsUnknownError
 
 pytestmark = pytest.mark.spark
 
-#: The steps of ``write_delta`` in their order.
+#: The steps of ``write_delta`` in order.
 STEPS = ("planned", "written", "found", "mirrored")
 
 
 class Stopped(BaseException):
-    """A run ends here, as far as that goes without a process of its own."""
+    """Ends a run, as closely as that is possible within one process."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def admin(store):
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """A function that stops the next run at a step, and the ones after it no more."""
+    """Return a function that stops the next run at a step, and only that run."""
 
     def stop(step: str, stopped: type[BaseException] = Stopped) -> None:
         def reached(name: str) -> None:
@@ -57,7 +57,7 @@ def table(spark, sink: str | Path):
 
 
 def log_of(sink: Path) -> list[dict]:
-    """The actions of the table's log in their order."""
+    """Return the actions of the table's log in order."""
     entries = sorted((sink / "_delta_log").glob("*.json"))
     return [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
 
@@ -110,7 +110,7 @@ def test_the_commit_of_the_sink_carries_the_offsets_and_the_sink_decides(spark, 
     told = json.loads(text)["logstore"]
     assert (told["group"], told["txnVersion"]) == ("deciding", 1)
     assert {t["topicId"] for t in told["topics"]} == {admin.describe_topic(t).topic_id for t in (one, other)}
-    # Whatever the group's committed offsets say, the sink knows where it is: behind, ahead, and of a topic left out.
+    # The sink's positions count, whether the group's committed offsets are behind, ahead, or of a topic left out.
     admin.commit_offsets("deciding", {(one, 0): 0, (other, 0): 5})
     with read([one]) as batch:
         assert spans(batch) == {(one, 0): (first[one, 0], 40), (one, 1): (0, 0)}
@@ -123,14 +123,14 @@ def test_the_commit_of_the_sink_carries_the_offsets_and_the_sink_decides(spark, 
     everything = [(one, 0, n) for n in range(40)] + [(other, 0, n) for n in range(5)]
     assert places(table(spark, sink)) == sorted(set(everything) - odd_left_out)
     assert admin.group_lag("deciding").total_lag == 0
-    # An empty batch writes nothing, and brings the group back to the sink.
+    # An empty batch writes nothing, and sets the group's committed offsets to the sink's positions.
     admin.commit_offsets("deciding", {(one, 0): 7})
     with read() as batch:
         assert batch.is_empty
         assert not batch.write_delta()
     assert txns(sink) == [("deciding", n) for n in (1, 2, 3)]
     assert committed(admin, "deciding") == {(one, 0): 40, (one, 1): 0, (other, 0): 5}
-    # Overwriting replaces the rows and keeps the positions; a topic that is made again begins anew.
+    # Overwriting replaces the rows and keeps the positions; a topic that was deleted and created again begins at 0.
     store.delete(other)
     store.create(other)
     store.produce(other, 0, 0, 2)
@@ -218,7 +218,7 @@ def test_of_two_runs_at_once_one_writes_and_the_other_goes_on_from_there(spark, 
         return group_read(spark, topic, "at-once", store.url, sink=sink)
 
     for made in (10, 20):
-        # At first there is no table, and both make it.
+        # At first there is no table, and both runs create it.
         batches = [read()]
         store.produce(topic, 0, made, made + 5)
         batches.append(read())
@@ -230,7 +230,7 @@ def test_of_two_runs_at_once_one_writes_and_the_other_goes_on_from_there(spark, 
         assert places(table(spark, sink)) == [(topic, 0, n) for n in range(end)]
         assert committed(admin, "at-once") == {(topic, 0): end}
         store.produce(topic, 0, made + 5, made + 10)
-    # A run that planned before the other wrote: Delta leaves it out without a word.
+    # This run was planned before the other one wrote, so Delta silently skips its write.
     late = read()
     with read() as batch:
         assert batch.write_delta()
@@ -251,13 +251,13 @@ def test_a_batch_that_was_made_without_the_sink(spark, store, admin, tmp_path, c
         with pytest.raises(InvalidRequestError, match="write_delta needs a sink: give sink="):
             batch.write_delta()
         assert batch.write_delta(sink)
-    # All of it is there.
+    # All records are still there.
     admin.commit_offsets("unplanned", {(topic, 0): 5})
     with group_read(spark, topic, "unplanned", store.url) as batch:
         assert not batch.write_delta(sink)
         assert batch.is_empty
     assert committed(admin, "unplanned") == {(topic, 0): 20}
-    # A part of it is missing: neither written nor committed.
+    # A part of the records is missing, so the batch is neither written nor committed.
     store.produce(topic, 0, 20, 30)
     admin.commit_offsets("unplanned", {(topic, 0): 25})
     with (
@@ -265,7 +265,7 @@ def test_a_batch_that_was_made_without_the_sink(spark, store, admin, tmp_path, c
         group_read(spark, topic, "unplanned", store.url) as batch,
     ):
         batch.write_delta(sink)
-    # A batch that is not written commits nothing, also where its error was caught.
+    # A batch that is not written commits nothing, even if its error was caught.
     with (
         group_read(spark, topic, "unplanned", store.url, sink=sink) as batch,
         pytest.raises(Exception, match="no_such_column"),
@@ -273,7 +273,7 @@ def test_a_batch_that_was_made_without_the_sink(spark, store, admin, tmp_path, c
         batch.write_delta(mode="overwrite", options={"replaceWhere": "no_such_column = 1"})
     assert "was not written to" in caplog.text
     assert committed(admin, "unplanned") == {(topic, 0): 25}
-    # From storage alone the sink goes on as well; the group's committed offsets stay.
+    # Without the store, the sink continues from storage; the group's committed offsets stay.
     store.roll(topic)
     with group_read(spark, topic, "unplanned", storage=store.server.data, sink=sink) as batch:
         assert batch.write_delta()
@@ -291,7 +291,7 @@ def test_a_sink_whose_log_no_longer_has_the_commit(spark, store, admin, tmp_path
 
     store.produce(topic, 0, 0, 10)
     run()
-    # A checkpoint with each commit; the one after the run's is another writer's.
+    # Each commit gets a checkpoint; the commit after the run's belongs to another writer.
     spark.sql(f"ALTER TABLE delta.`{sink}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
 
     def clean() -> None:
@@ -309,7 +309,7 @@ def test_a_sink_whose_log_no_longer_has_the_commit(spark, store, admin, tmp_path
     metadata = admin.group_offsets("cleaned")[0].metadata
     for offset, kept in ((10, metadata.replace("2", "1")), (10, "")):
         clean()
-        # They are behind, or nobody knows.
+        # The committed offsets are behind the sink, or their metadata does not say which transaction they are from.
         admin.commit_offsets("cleaned", {(topic, 0): offset}, metadata=kept)
         with pytest.raises(SinkOffsetsUnknownError, match="no longer has that commit"):
             run()
@@ -330,7 +330,7 @@ def test_an_empty_batch_mirrors_the_sink(spark, store, admin, tmp_path, stop_at)
             for o in admin.group_offsets("mirrored")
         }
 
-    # Nothing of the group is in the sink: an empty batch commits by itself.
+    # The sink has nothing of the group yet, so an empty batch commits offsets by itself.
     with read(topic) as batch:
         assert batch.is_empty
     assert committed(admin, "mirrored") == {(topic, 0): 0, (topic, 1): 0}
@@ -341,7 +341,7 @@ def test_an_empty_batch_mirrors_the_sink(spark, store, admin, tmp_path, stop_at)
         with contextlib.suppress(Stopped), read(topic) as batch:
             batch.write_delta()
     assert mirrored() == {(topic, 0): (10, 1), (topic, 1): (0, 1)}
-    # Where the log of the sink is cleaned, the mirror stands for it: all of it is of one commit.
+    # If the sink's log was cleaned, the group's offsets replace it, so all of them must be of one commit.
     with read(topic, later) as batch:
         assert batch.is_empty
     assert mirrored() == {(topic, 0): (20, 2), (topic, 1): (0, 2), (later, 0): (7, 2)}
@@ -404,7 +404,7 @@ def test_a_store_that_is_gone_when_the_sink_has_the_batch(spark, store, admin, t
 
 @pytest.fixture
 def stream(spark, store, tmp_path):
-    """A topic's table, and a function that runs a query over it into a sink to the end of what is there."""
+    """Yield a topic's table, and a function that runs a query over it into a sink up to the current end."""
     topic, sink = store.create(f"streamed-{tmp_path.name}"), tmp_path / "sink"
     source = store.server.data / "topics" / topic
 
@@ -420,6 +420,7 @@ def offsets(spark, sink: Path) -> list[int]:
     return sorted(row.offset for row in table(spark, sink).select("offset").collect())
 
 
+@pytest.mark.long
 def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at, stream):
     (topic, _, run), sink = stream, tmp_path / "sink"
     store.produce(topic, 0, 0, 10)
@@ -434,7 +435,7 @@ def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at, 
     run()
     assert offsets(spark, sink) == list(range(20))
     assert [version for _, version in txns(sink)] == [0, 1]
-    # An app id of one's own: a second writer into the table, and no other query.
+    # With its own app id this is a second writer of the table, and no other query may use that id.
     run("second", app_id="mine", transform=lambda df: df.where("offset < 3"))
     with pytest.raises(Exception, match=r"another query .* needs an app_id of its own"):
         run("lost", app_id="mine")
@@ -460,14 +461,14 @@ def test_a_checkpoint_that_is_older_than_the_sink_fails_the_query(spark, store, 
     shutil.copytree(checkpoint, tmp_path / "newer")
     shutil.rmtree(checkpoint)
     shutil.copytree(tmp_path / "copy", checkpoint)
-    # Its next batch has the id of one that the table has: Delta leaves it out without a word.
+    # The next batch has an id that the table already has, so Delta would silently skip it.
     with pytest.raises(Exception, match=r"checkpoint gives batch 1, .*: the checkpoint is older than the table"):
         produce_and_run(20, 40)
     shutil.rmtree(checkpoint)
     shutil.copytree(tmp_path / "newer", checkpoint)
     run()
     assert offsets(spark, sink) == list(range(40))
-    # The table is further than the id.
+    # The table is ahead of the checkpoint's batch id.
     shutil.rmtree(checkpoint)
     shutil.copytree(tmp_path / "copy", checkpoint)
     with pytest.raises(Exception, match=r"has batch 2 of this query, .* gives batch 1"):

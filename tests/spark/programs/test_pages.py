@@ -1,4 +1,4 @@
-"""The pages with Spark run as they stand, each in one script with a session of its own, beside a store of its own."""
+"""The pages with Spark run unchanged, each in one script with its own session and its own store."""
 
 import os
 import re

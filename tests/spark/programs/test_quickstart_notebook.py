@@ -1,4 +1,4 @@
-"""The notebook of the documentation runs from top to bottom against a real store, from a directory of its own."""
+"""The notebook of the documentation runs from top to bottom against a real store, in a separate directory."""
 
 import os
 

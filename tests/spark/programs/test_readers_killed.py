@@ -1,4 +1,4 @@
-"""Tasks that die in the middle of a read: Spark tries them again, and each record is there once."""
+"""Tasks die in the middle of a read: Spark retries them, and each record is read once."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.support.spark_programs import output_of
 pytestmark = pytest.mark.long
 
 PARTITIONS, HISTORY, TAIL = 2, 6_000, 4_000
-#: A read has several batches, of history and of the tail.
+#: Values are long enough that a read has several batches, of history and of the tail.
 VALUE = b"v" * 1_000
 
 
@@ -33,7 +33,7 @@ def topic(store):
 
 
 def killed_reads(master: str, store, topic: str, directory, victim: str) -> set[str]:
-    """What was killed, once all ways of reading gave each record once."""
+    """Check that all ways of reading gave each record once; return the killed processes."""
     (directory / "killed").mkdir()
     script = ROOT / "tests/support/killed_readers.py"
     printed = output_of(

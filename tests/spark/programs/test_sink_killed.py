@@ -1,4 +1,4 @@
-"""The sink where Spark itself tries again: a task that failed, and a query whose driver was killed before a commit."""
+"""Spark itself retries a write of the sink: after a failed task, and after the driver was killed before a commit."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tests.support.stored_records import stored_records
 
 pytestmark = pytest.mark.long
 
-#: ``python -c DRIVER url topic directory``: up to three tries for each task.
+#: ``python -c DRIVER url topic directory`` gives each task up to three tries.
 DRIVER = """
 import pathlib, sys, time
 from pyspark import TaskContext
@@ -84,7 +84,7 @@ def test_what_spark_tries_again_is_stored_once(spark, store, tmp_path):
             assert values(store, topic) == sorted(batch)
             eventually((tmp_path / "about-to-commit").exists, "the query came to no commit", seconds=120)
         finally:
-            # The driver and its JVM.
+            # This kills the driver and its JVM.
             os.killpg(driver.pid, signal.SIGKILL)
     assert values(store, topic) == sorted(batch + lines)
     assert not (tmp_path / "cp/commits/0").exists()

@@ -1,4 +1,4 @@
-"""A driver that is killed again and again: each offset is in one batch, under load, rolls, merges and retention."""
+"""A driver is killed again and again: each offset is in one batch, under load, rolls, merges and retention."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ _NUMBERS = itertools.count()
 
 
 class Load(BackgroundLoad):
-    """Records all the time, a roll each second, and retention up to what the group has committed."""
+    """Produces records all the time, rolls each second, and lets retention delete what the group has committed."""
 
     def __init__(self, url: str, topic: str) -> None:
         super().__init__([self._produce, self._roll_and_retain])
@@ -35,7 +35,7 @@ class Load(BackgroundLoad):
     def _produce(self) -> None:
         with Producer(self._url) as producer:
             number = 0
-            # Drivers and jobs start slowly on a busy machine; the last driver reads all that came meanwhile.
+            # Drivers and jobs start slowly on a busy machine; the last driver reads all records that came meanwhile.
             while not self._stop.wait(0.05):
                 for _ in range(20):
                     producer.send(self._topic, str(number).encode(), partition=number % PARTITIONS)
@@ -71,12 +71,12 @@ class Driver:
         )
 
     def batches(self) -> int:
-        # The beginning: the end of an error of a streaming query is the query's plan.
+        # The beginning is shown, because the error of a streaming query ends with the query's plan.
         assert self.process.poll() is None, Path(self._log.name).read_text()[:6000]
         return len(list(self.out.glob("*.json")))
 
     def kill(self) -> None:
-        """kill -9 of the driver and its JVM."""
+        """Kill the driver and its JVM with SIGKILL."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._log.close()

@@ -1,4 +1,4 @@
-"""The jobs as applications that spark-submit is given: same arguments, no package installed, no session of ours."""
+"""The jobs as applications for spark-submit: same arguments, no package installed, a session that Spark makes."""
 
 import json
 import os

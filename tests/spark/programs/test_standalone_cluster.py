@@ -1,4 +1,4 @@
-"""A job by spark-submit on a cluster whose executors die while they work for it."""
+"""A job runs by spark-submit on a cluster whose executors die while they work for it."""
 
 import json
 import threading
@@ -51,7 +51,7 @@ def test_an_executor_killed_in_the_middle_costs_time_and_nothing_else(cluster, t
         guard.start()
         for line in process.stdout:
             lines.append(line)
-            # Each of the two passes over the records loses an executor, with the part of the shuffle that it held.
+            # Each of the two passes over the records loses an executor, together with its part of the shuffle.
             if "reading keys of" in line or ("writing" in line and "segments" in line):
                 killed.append(kill_one(cluster))
                 assert topic.table.snapshot().version == version, "nothing is committed before the end"

@@ -1,6 +1,6 @@
-"""Other people's clients, one module each: produce records to a topic, read topics from their beginning to their end.
+"""Other Kafka clients, one module each: they produce records to a topic and read topics from beginning to end.
 
-They know nothing of the store: they are given an address that any Kafka could have. ``over_http`` is the store's own
+They know nothing of the store: they get an address that any Kafka could have. ``over_http`` is the store's own
 interface beside them.
 """
 
@@ -17,15 +17,15 @@ class Client(Protocol):
     codecs: tuple[str, ...]
 
     def can_send(self, record: SentRecord) -> bool:
-        """Whether the client takes such a record at all; some refuse a record without key and value."""
+        """Return whether the client accepts such a record; some refuse a record without key and value."""
         ...
 
     def produce(self, served: Served, topic: str, records: Sequence[SentRecord], compression: str) -> list[int]:
-        """The offsets that were acknowledged, in the order of the records."""
+        """Produce the records and return their acknowledged offsets, in order."""
         ...
 
     def read(self, served: Served, topics: Mapping[str, int]) -> dict[str, list[ReadRecord]]:
-        """All records of topics (with the number of their partitions), by topic."""
+        """Return all records of ``topics`` (names to numbers of partitions), by topic."""
         ...
 
 

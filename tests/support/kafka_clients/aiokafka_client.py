@@ -1,4 +1,4 @@
-"""aiokafka: pure Python on asyncio, with codecs of its own."""
+"""aiokafka: pure Python on asyncio, with its own codecs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -45,7 +45,7 @@ class Confluent:
 
 
 def produce(bootstrap: str, topic: str, records: Sequence[SentRecord], **configs: Any) -> list[int]:
-    """All of them, idempotent; their offsets."""
+    """Produce the records with an idempotent producer, and return their offsets."""
     offsets: dict[int, int] = {}
     failures: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools and test clients, out of Maven's jars, each in a JVM of its own."""
+"""Kafka's own command-line tools and test clients, from Maven's jars, each in its own JVM."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ class JavaTools:
     directory: Path
 
     def run(self, main_class: str, *arguments: str, stdin: str = "", fails: bool = False) -> str:
-        """stdout of a tool that ends by itself, with stderr behind it if it is to fail."""
+        """Run a tool that ends by itself and return its stdout, followed by stderr if it has to fail."""
         done = subprocess.run(
             self._command(main_class, *arguments),
             input=stdin,
@@ -43,7 +43,7 @@ class JavaTools:
 
     @contextmanager
     def running(self, name: str, main_class: str, *arguments: str) -> Iterator["RunningTool"]:
-        """A tool that runs until SIGTERM at the end of the block; its lines go to the file ``name``."""
+        """Run a tool until the end of the block, which sends SIGTERM; its lines go to the file ``name``."""
         output = self.directory / name
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -76,7 +76,7 @@ class RunningTool:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The lines of a Verifiable tool; one that is half written is no line yet."""
+        """The lines of a Verifiable tool, without one that is only half written."""
         return json_lines(self.text.rpartition("\n")[0])
 
     def stop(self) -> int:
@@ -90,7 +90,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def table(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a table whose head has these columns, by column."""
+    """Return the rows of the table whose head has these columns, by column."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     head = next(number for number, line in enumerate(lines) if line[: len(columns)] == list(columns))
     return [dict(zip(columns, line, strict=False)) for line in lines[head + 1 :]]

@@ -1,4 +1,4 @@
-"""kafka-python: pure Python with threads, with codecs of its own."""
+"""kafka-python: pure Python with threads and its own codecs."""
 
 import gc
 import time
@@ -17,7 +17,7 @@ SECONDS = 60
 
 @contextmanager
 def closed(client: Any) -> Iterator[Any]:
-    """As ``closing``, but that the sockets that its clients leave open are no warning of another test's."""
+    """Close the client as ``closing`` does, without warnings about its open sockets in a later test."""
     try:
         with closing(client):
             yield client
@@ -33,7 +33,7 @@ class KafkaPython:
     codecs = CODECS
 
     def can_send(self, record: SentRecord) -> bool:
-        """Null in the place of a header's value is refused, too."""
+        """Return whether the client accepts the record; it also refuses a header whose value is null."""
         return not (record.key is None and record.value is None) and all(
             value is not None for _, value in record.headers
         )

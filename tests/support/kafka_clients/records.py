@@ -1,5 +1,5 @@
-"""Records as they are sent and as they are read, the same for every client; and records that show what a client or a
-store makes of nulls, empty bytes, doubled headers and times.
+"""Records as they are sent and as they are read, in a form common to all clients, and records that reveal how a client
+or a store treats nulls, empty bytes, repeated headers and times.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class ReadRecord(NamedTuple):
     value: bytes | None
     headers: Headers
     timestamp_ms: int
-    #: None where a client is not told: over HTTP.
+    #: None if the client does not get it (HTTP).
     timestamp_type: int | None
 
     @property
@@ -34,13 +34,13 @@ class ReadRecord(NamedTuple):
         return SentRecord(self.partition, self.key, self.value, self.headers, self.timestamp_ms)
 
 
-#: A time long gone: a record keeps the time that its producer gave it.
+#: The time is long past, because a record keeps the time of its producer.
 _BEGAN_MS: Final = 1_600_000_000_000
 PARTITIONS: Final = 2
 
 
 def peculiar_records() -> list[SentRecord]:
-    """Every pair of null, empty and filled keys and values, with headers of every kind, and times that go back."""
+    """Return every pair of null, empty and filled keys and values, with headers of every kind, and decreasing times."""
     pairs = [(key, value) for key in (None, b"", b"key") for value in (None, b"", b"value", b"\x00\xff" * 700)]
     headers: list[Headers] = [
         (),
@@ -57,7 +57,7 @@ def peculiar_records() -> list[SentRecord]:
 
 
 def alike_records(count: int, *, mark: str = "") -> list[SentRecord]:
-    """Many records that compress well, enough for several batches."""
+    """Return many records that compress well, enough for several batches."""
     return [
         SentRecord(
             number % PARTITIONS, b"key-%d" % (number % 13), f"{mark}{number:08d}".encode() + b" again" * 20, (), at
@@ -68,7 +68,7 @@ def alike_records(count: int, *, mark: str = "") -> list[SentRecord]:
 
 
 def by_partition(records: Iterable[ReadRecord]) -> dict[int, list[ReadRecord]]:
-    """In the order of offsets, which must be the order in which they were read."""
+    """Group records by partition, in the order in which they were read. Fails if offsets do not rise."""
     found: dict[int, list[ReadRecord]] = {}
     for record in records:
         before = found.setdefault(record.partition, [])

@@ -1,4 +1,4 @@
-"""What is served: the address for Kafka's clients, and the one for HTTP."""
+"""The addresses of a served store: for Kafka's clients, and for HTTP."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Served:
-    """``url`` and ``data`` are None of a real Kafka, which the same tests can be held against."""
+    """A store or a real Kafka, which the same tests can run against; a real Kafka has no ``url`` and no ``data``."""
 
     bootstrap: str
     url: str | None = None

@@ -1,7 +1,7 @@
-"""Spark with its own Kafka source and sink, in a process of its own: jars belong to a JVM from its start.
+"""Spark with its own Kafka source and sink, in a separate process, because a JVM gets its jars when it starts.
 
-Reads its arguments as JSON from stdin. Reads the topic ``read`` as a batch and prints its rows as JSON, copies it to
-``batch`` as a batch and to ``stream`` as a stream that ends when it has read what is there.
+It reads its arguments as JSON from stdin. It reads the topic ``read`` as a batch and prints its rows as JSON, and
+copies it to ``batch`` as a batch and to ``stream`` as a stream that ends at the current end of the topic.
 """
 
 import base64

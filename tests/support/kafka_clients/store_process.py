@@ -1,4 +1,4 @@
-"""A real store in a process of its own, with a Kafka listener on a free port."""
+"""A real store in a separate process, with a Kafka listener on a free port."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.support.server_process import ServerProcess
 
 
 class KafkaStoreProcess(ServerProcess):
-    """It comes back at the same addresses when it is started again."""
+    """A store that has the same addresses when it is started again."""
 
     def __init__(self, data: Path, *, environment: dict[str, str] | None = None) -> None:
         self.bootstrap = f"127.0.0.1:{free_port()}"

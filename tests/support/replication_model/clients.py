@@ -1,4 +1,4 @@
-"""Producers of a schedule: idempotent ones, which try again until they are answered, and one that does not."""
+"""Producers of a schedule: idempotent ones, which retry until they get a response, and one that does not."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -34,19 +34,19 @@ class _Batch:
 
 
 class _Producer:
-    """Sends batches in their order; the next ones before the first are answered."""
+    """Sends batches in order, without waiting for the responses to earlier ones."""
 
     def __init__(self, client: "Client", producer_id: int) -> None:
         self.client = client
         self.producer_id = producer_id
         self.epoch = 0
         self.next_sequence = 0
-        #: Not acknowledged yet; and how many of them were sent to the process at which the producer is.
+        #: Batches that are not acknowledged yet; ``sent`` of them were sent to the producer's current process.
         self.pending: list[_Batch] = []
         self.sent = 0
         self.at: Process | None = None
-        #: Whether a leader that knew nothing of the producer took a later batch of the epoch for its first, as in Kafka
-        #: (KIP-360): the batch before had failed there, or was truncated, and the producer had not heard of it.
+        #: True if a leader that knew nothing of the producer took a later batch of the epoch for its first, as in Kafka
+        #: (KIP-360): the batch before had failed there, or was truncated, and the producer did not know that.
         self.is_overtaken = False
 
     def send(self, process: "Process", *, new: bool) -> None:
@@ -74,13 +74,14 @@ class _Producer:
         if batch not in self.pending:
             return
         if error is None:
-            # Batches before it are stored, too; their answers were lost. Those that it overtook never will be.
+            # Earlier batches are stored as well, although their responses were lost. Overtaken ones will never be
+            # stored.
             del self.pending[: self.pending.index(batch) + 1]
             self.sent = max(0, self.sent - 1)
             self.client.cluster.acknowledge(epoch, base, batch.count, batch.payload)
             return
         is_first = batch is self.pending[0]
-        # A leader that was replaced and does not know it yet may refuse what follows the records of its successor.
+        # A replaced leader that does not know it yet may refuse batches that follow records of its successor.
         leads = self.at is not None and self.client.cluster.leads(self.at)
         self.at, self.sent = None, 0
         if (
@@ -88,10 +89,11 @@ class _Producer:
             and leads
             and isinstance(error, (OutOfOrderSequenceError, InvalidProducerEpochError, DuplicateSequenceError))
         ):
-            # What is acknowledged is never overtaken.
+            # Acknowledged batches are never overtaken.
             if not self.client.cluster.is_lossy and not (self.is_overtaken and batch.sequence == 0):
                 raise AssertionError(f"C16: {error}")
-            # Records before it are lost: the producer begins a new epoch, and gives up what it cannot tell of.
+            # Records before it are lost: the producer begins a new epoch, and gives up batches whose fate it does not
+            # know.
             self.epoch += 1
             self.next_sequence = 0
             self.is_overtaken = False
@@ -137,7 +139,7 @@ class Client:
     def _append(
         self, process: "Process", batch: _Batch, identity: BatchIdentity | None, acks: int, answered: Any
     ) -> None:
-        """As ``Producing._append``. ``answered``: with the leader's epoch and a base offset, or an error."""
+        """Append as ``Producing._append`` does; ``answered`` gets the leader's epoch and a base offset, or an error."""
         epoch = process.log.leader_epoch
         parts = [PartitionBatch(0, _BATCHES[batch.count], None, None)]
         identities = None if identity is None else [identity]
@@ -173,19 +175,21 @@ class Client:
         wait.future.add_done_callback(done)
 
     def _look_for_overtaken(self, process: "Process", identity: BatchIdentity) -> None:
-        """A leader takes a batch that is not the producer's first. If it knows of none before, its log has none."""
+        """Note whether a leader takes a later batch of a producer for its first. If it knows no batch, its log has
+        none.
+        """
         if process.log.state.producers.known(identity.owner):
             return
         (producer,) = (one for one in self._producers if one.producer_id == identity.owner)
         producer.is_overtaken = True
         headers = [frame.header for frame in (*self.cluster.table.frames, *self.cluster.frames_of(process))]
-        # The table may be further than a leader that was replaced knows.
+        # The table may be ahead of what a replaced leader knows.
         headers = [header for header in headers if header.end_offset <= process.log.log_end_offset]
         if not self.cluster.is_lossy and any(header.identity.owner == identity.owner for header in headers):
             raise AssertionError(f"C16: {process.log} has batches of producer {identity.owner}, and knows of none")
 
     def flush(self) -> None:
-        """All producers come to the end of their records."""
+        """Let all producers finish their records."""
 
         def send() -> bool:
             row = self.cluster.row

@@ -31,7 +31,7 @@ from tests.support.replication_model.zookeeper import PATH, TOPIC, Request, ZooK
 TOPIC_ID = UUID(int=1)
 BROKERS = (1, 2, 3, 4)
 STEPS = 250
-#: The weights of acts are those below.
+#: No changes of the acts' weights, which are listed below.
 ALWAYS: Mapping[str, int] = {}
 
 
@@ -47,7 +47,7 @@ class Clock:
         return 1_700_000_000_000 + round(self._loop.time() * 1000)
 
     def sleep(self, seconds: float) -> None:
-        """Nothing else runs meanwhile: time stands still."""
+        """Let time stand still, because nothing else runs during a sleep."""
 
     def monotonic(self) -> float:
         return self._loop.time()
@@ -90,8 +90,8 @@ class Link:
 
 
 class Cluster:
-    """One partition. ``broken`` names a bug that is planted in the cluster itself; ``weights``: how often acts come,
-    by their names, if not as always.
+    """A cluster with one partition. ``broken`` names a bug that is planted in the cluster itself; ``weights`` replaces
+    the frequency of acts by their names.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class Cluster:
         self.zookeeper.written = self.row_written
         self.leaders = {1: replicas[0]}
         self.requests: list[Request] = []
-        #: Decisions of controllers that are not written yet, with the version that they were made on.
+        #: Decisions of controllers that are not written yet, with the version on which they were made.
         self.decisions: list[TopicWrite] = []
         self.wire: list[tuple[Link, bytes, bool]] = []
-        #: Copies of requests, which come late; and links that have ended, of which the leader does not know.
+        #: Copies of requests, which come late; and links that have ended without the leader knowing.
         self.copies: list[tuple[Link, bytes]] = []
         self.links: list[Link] = []
         self.ended: list[Link] = []
@@ -130,14 +130,14 @@ class Cluster:
         self.processes: dict[int, Process] = {}
         self.graveyard: list[Process] = []
         self.client = Client(self)
-        #: By base offset, what was acknowledged, and what readers have seen: count or end, and payload.
+        #: Acknowledged batches (count and payload), and those that readers have seen (end and payload), by base offset.
         self.acknowledged: dict[int, tuple[int, bytes]] = {}
         self.seen: dict[int, tuple[int, bytes]] = {}
-        #: By epoch, the highest end offset that was told.
+        #: The highest end offset that was returned to readers, by epoch.
         self.told: dict[int, int] = {}
-        #: Whether records may be lost, as there was an unclean election; and whether nothing fails now.
+        #: True if records may be lost, because there was an unclean election; ``is_calm``: nothing fails now.
         self.is_lossy = False
-        #: The epoch of the last one. Leaders before it promise nothing any more.
+        #: The epoch of the last unclean election. Leaders before it promise nothing any more.
         self.unclean_epoch = 0
         self.is_calm = False
         self.trace: list[str] = []
@@ -160,7 +160,7 @@ class Cluster:
         if joined and row.leader != before.leader:
             if not self.unclean:
                 raise BrokenError("an unclean election")
-            # Another history begins: nothing that was promised before counts.
+            # Another history begins, so earlier promises no longer count.
             self.is_lossy = True
             self.unclean_epoch = row.leader_epoch
             for promised in (self.acknowledged, self.seen, self.told):
@@ -170,7 +170,7 @@ class Cluster:
         self.note(f"zk {row}")
 
     def check_joined(self, row: PartitionRegistration, joined: set[int]) -> None:
-        """C4: a replica in sync has all that was acknowledged, and all that the leader began with."""
+        """Check C4: a replica in sync has all acknowledged records, and all that the leader began with."""
         leader = self.processes[row.leader].log
         if not leader.is_leader or leader.leader_epoch != row.leader_epoch or self.processes[row.leader].is_dead:
             return
@@ -180,7 +180,7 @@ class Cluster:
                 raise BrokenError(f"C4: {process.broker_id} has joined with {process.log}, and {needed} is needed")
 
     def leads(self, process: Process) -> bool:
-        """Whether the process leads in the newest epoch."""
+        """Return whether the process leads in the newest epoch."""
         return (process.broker_id, process.log.leader_epoch) == (self.row.leader, self.row.leader_epoch)
 
     def note(self, what: str) -> None:
@@ -195,7 +195,7 @@ class Cluster:
         return [process for process in self.processes.values() if not process.is_dead]
 
     def start(self, broker: int, fault: DiskFault = DiskFault.NONE) -> None:
-        """Former processes and registrations of the broker are gone."""
+        """Start the broker; its former processes and registrations are gone."""
         disk = self.disks[broker]
         disk.suffer(fault, self.random)
         is_known = disk.begin(trusted=self.broken == "the file beside a journal is believed")
@@ -223,7 +223,7 @@ class Cluster:
                 link.break_off()
 
     def session_ends(self, process: Process) -> None:
-        """The broker learns of it later; it is cut off until then."""
+        """End the session; the broker learns of it later, and is cut off until then."""
         self.zookeeper.brokers.pop(process.broker_id, None)
         process.session.is_connected = False
         process.coordinator.has_lease = False
@@ -237,7 +237,7 @@ class Cluster:
         process.session.is_connected = process.coordinator.has_lease = True
 
     def is_running(self, broker: int) -> bool:
-        """Whether ZooKeeper says so."""
+        """Return whether ZooKeeper has the broker as running."""
         live = self.zookeeper.brokers.get(broker)
         return live is not None and live.is_running
 
@@ -274,7 +274,7 @@ class Cluster:
         self.wire.append((link, answer, True))
 
     def deliver_copy(self, at: int) -> None:
-        """A request that was answered long ago, or never: over a connection that nobody listens to any more."""
+        """Deliver a request that was answered long ago, or never, over a connection where nobody reads the response."""
         link, data = self.copies.pop(at)
         if link.leader.is_dead:
             return
@@ -288,7 +288,7 @@ class Cluster:
             link.leader.run(asyncio.get_running_loop().call_later, 0.1, session.close)
 
     def link_ended(self) -> None:
-        """The leader learns of the end of a connection."""
+        """Let the leader notice the end of a connection."""
         link = self.ended.pop(self.random.randrange(len(self.ended)))
         self.links.remove(link)
         if not link.leader.is_dead:
@@ -470,7 +470,7 @@ class Cluster:
                 self.look(process)
 
     def look(self, process: Process) -> None:
-        """A reader of the leader reads what is new, and asks for the end offset."""
+        """Read from the leader what is new, and its end offset, as a reader does."""
         log = process.log
         if log.leader_epoch < self.unclean_epoch:
             return
@@ -496,7 +496,7 @@ class Cluster:
             raise BrokenError(f"readers have seen {before} at {base}, and see {payload!r}")
 
     def require_enough(self, process: Process, acks: int) -> None:
-        """An append is taken."""
+        """Check that enough replicas are in sync when an append is accepted."""
         in_sync = process.log.require_leader().in_sync_replicas
         if in_sync is None or acks != ACKS_ALL:
             return
@@ -504,7 +504,7 @@ class Cluster:
             raise BrokenError(f"C13: an append was taken by {in_sync.committed}")
 
     def acknowledge(self, epoch: int, base: int, count: int, payload: bytes) -> None:
-        """A client was told by the leader of an epoch that a batch is stored, with acks=all."""
+        """Check an acknowledgement with acks=all by the leader of an epoch."""
         found = sum(payload in disk.ever for disk in self.disks.values())
         wanted = min(self.min_insync_replicas, len(self.row.target))
         if found < wanted and base >= self.table.sealed:
@@ -515,7 +515,7 @@ class Cluster:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Everything that is on its way arrives; no time passes."""
+        """Let everything arrive that is on its way; no time passes."""
         for _ in range(10_000):
             self.loop.run_ready()
             self.check()
@@ -536,7 +536,7 @@ class Cluster:
         raise BrokenError("messages without an end")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Time passes until ``holds``. BrokenError if that takes too long."""
+        """Let time pass until ``holds``. Raises BrokenError if that takes too long."""
         end = self.loop.time() + 20.0
         while True:
             self.drain()
@@ -555,7 +555,7 @@ class Cluster:
             self.loop.advance()
 
     def heal(self) -> bool:
-        """Nothing fails any more. False: no replica in sync has a disk, so that there is no leader."""
+        """End all faults. Return False if no replica in sync has a disk, so that there is no leader."""
         self.is_calm = True
         self.copies.clear()
         self.cut.clear()
@@ -609,7 +609,7 @@ class Cluster:
         ]
 
     def compare(self) -> None:
-        """All replicas have the same; the table and the tail make up the log, with all that was acknowledged."""
+        """Check that all replicas are equal, and that the table and the tail together have all acknowledged records."""
         leader = self.processes[self.row.leader]
         base = max(one.log.sealed_offset for one in self.replicas)
         tails = {
@@ -643,7 +643,7 @@ class Cluster:
         self.compare_states(leader, [header for header, _ in frames])
 
     def compare_states(self, leader: Process, headers: Sequence[FrameHeader]) -> None:
-        """C16: who takes over knows the same epochs and producers, those that the frames tell."""
+        """Check C16: each new leader knows the same epochs and producers, namely those in the frames."""
         epochs = leader.log.state.leader_epochs.entries
         for process in self.replicas:
             state = process.log.state
@@ -696,7 +696,7 @@ TRACING = False
 
 
 class _Log:
-    """Tells of nothing; but what a follower cannot explain is an error."""
+    """Logs nothing, but raises an error for what a follower cannot explain."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -717,7 +717,7 @@ class _Log:
 
 @contextmanager
 def modelled() -> Iterator[None]:
-    """The product's modules use the model's table, and log nothing."""
+    """Let the product's modules use the model's table, and log nothing."""
     quiet = _Log()
     names = [
         "logstore.log.newest_footers.log",
@@ -743,7 +743,7 @@ def modelled() -> Iterator[None]:
 def run(
     seed: int, *, unclean: bool, broken: str = "", weights: Mapping[str, int] = ALWAYS, steps: int = STEPS
 ) -> Cluster:
-    """One schedule, which the caller has ``modelled``. AssertionError if a rule is broken."""
+    """Run one schedule, inside ``modelled``. Raises AssertionError if a rule is broken."""
     loop = StepLoop()
     with loop.running():
         cluster = Cluster(loop, seed, unclean=unclean, broken=broken, weights=weights)

@@ -1,7 +1,7 @@
-"""The journal on a disk of memory: the view is the real one, its thread and its files are modelled.
+"""The journal on a disk in memory: the view is the real one, its thread and its files are modelled.
 
-Work for the disk is done when the schedule says so. A kill leaves what was done, and any first frames of the group that
-was on its way.
+Work for the disk is done when the schedule says so. A kill leaves the finished work, and any first frames of the group
+that was being written.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _KEPT = (FrameType.SNAPSHOT, FrameType.CONTROL)
 
 
 class StoredFile:
-    """The bytes of a journal file. The first ``synced`` are durable: all, unless a planted bug tells too early."""
+    """The bytes of a journal file. The first ``synced`` are durable: all, unless a planted bug reports too early."""
 
     __slots__ = ("data", "file_id", "identity", "start", "synced")
 
@@ -52,8 +52,8 @@ class StoredFile:
 
 
 class DiskFault(enum.Enum):
-    """What happens to a log directory while its process is dead. All but the first two leave what stands beside the
-    journal as it was.
+    """A fault of a log directory while its process is dead. All but the first two leave the file beside the journal
+    unchanged.
     """
 
     NONE = enum.auto()
@@ -74,9 +74,9 @@ class Disk:
         self.ever: set[bytes] = set()
         self.directory = ExpectedJournal(uuid4(), None)
         self.starts = 0
-        #: Whether the start found that the journal is not the one that stood here (``ExpectedJournal.is_begun_in``).
+        #: True if the start found another journal than the one before (``ExpectedJournal.is_begun_in``).
         self.may_lack_frames = False
-        #: A copy of the journal of some earlier moment.
+        #: A copy of the journal at an earlier moment.
         self.image: list[StoredFile] = []
 
     # ---- the file beside the journal ----
@@ -90,9 +90,9 @@ class Disk:
         self.directory = replace(self.directory, durable_end=durable_end)
 
     def begin(self, *, trusted: bool) -> bool:
-        """Whether the journal is the one that stood here, as a start finds out; it gets another identity if not.
+        """Return whether a start finds the expected journal; otherwise the journal gets another identity.
 
-        ``trusted``: a planted bug, by which the file beside the journal is believed alone.
+        ``trusted``: a planted bug, which relies only on the file beside the journal.
         """
         self.starts += 1
         newest = self.files[-1] if self.files else None
@@ -110,7 +110,7 @@ class Disk:
         self.image = [file.copy() for file in self.files]
 
     def suffer(self, fault: DiskFault, chance: random.Random) -> None:
-        """Only what can be found out happens: an image that is less than a second older is not told from a journal."""
+        """Apply a fault that can be detected: an image that is less than a second older looks like the journal."""
         recorded = self.directory.durable_end
         match fault:
             case DiskFault.ALL_LOST:
@@ -173,10 +173,10 @@ class _Writer:
         file.stored.synced = len(file.stored.data)
 
     def check_names(self, files: Sequence[JournalFile]) -> None:
-        """Nobody removes files under a process."""
+        """Check nothing, because nobody removes files of a running process."""
 
     def establish_end(self, verdict: Verdict) -> None:
-        """A kill leaves whole frames."""
+        """Do nothing, because a kill leaves whole frames."""
 
     def begin_file(
         self, old: MemoryFile | None, start: int, snapshots: Sequence[Frame], identity: JournalIdentity
@@ -201,9 +201,9 @@ class _Writer:
 
 
 class DiskWork:
-    """The disk's thread: its work is done one by one, when the schedule says so."""
+    """The disk's thread: its work is done item by item, when the schedule says so."""
 
-    #: A planted bug: a group is told before it is durable.
+    #: A planted bug: a group is reported as stored before it is durable.
     tells_early = False
 
     def __init__(self, disk: Disk) -> None:
@@ -236,12 +236,12 @@ class DiskWork:
         future.set_result(work(*args))
 
     def fail(self, *, full: bool) -> None:
-        """The group on its way is not stored: for lack of space, or for good."""
+        """Fail to store the group being written: for lack of space, or for good."""
         _, _, future = self.pending.popleft()
         future.set_exception(StorageFullError("full") if full else StorageError("the disk is broken"))
 
     def die(self, chance: random.Random) -> None:
-        """The process is killed: any first frames of the group on its way are on the disk."""
+        """Kill the process: the disk has any first frames of the group being written."""
         if self.is_committing:
             _, (file, buffers, _), _ = self.pending[0]
             data = b"".join(buffers)

@@ -1,4 +1,4 @@
-"""A broker's process: the rooms of a real broker that replication needs, put together as ``Broker`` does."""
+"""A broker's process: the parts of a real broker that replication needs, composed as ``Broker`` does it."""
 
 import asyncio
 from collections.abc import Callable
@@ -55,15 +55,15 @@ class Process(Owner):
             session_s=LAG_MAX_S,
             changed=lambda _, __: None,
         )
-        #: Whether recovery has ended, so that others may connect; and whether records are taken.
+        #: True if recovery has ended, so that others may connect; ``is_ready``: records are accepted.
         self.is_recovered = self.is_ready = False
-        #: The offsets that were checked last.
+        #: The offsets of the last check.
         self.checked: tuple[int, ...] = ()
-        #: Up to where readers of this leader have looked, in its epoch.
+        #: The end up to which readers of this leader have read, in its epoch.
         self.shown = (-1, 0)
 
     async def boot(self) -> None:
-        """As ``Topics.recover``."""
+        """Recover as ``Topics.recover`` does."""
         topics: dict[UUID, Any] = {self.topic.topic_id: self.topic}
         tails = collect_tails(self.journal.recover())
         ended = end_at_holes(tails, topics, lambda *_: True) if self.disk.may_lack_frames else []

@@ -1,6 +1,6 @@
-"""An event loop that runs when it is told to, and whose time passes when it is told to.
+"""An event loop that runs, and whose time passes, only on request.
 
-Each callback belongs to the process in whose context it was made; those of a process that was killed never run.
+Each callback belongs to the process in whose context it was made; those of a killed process never run.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from logstore.errors import LogStoreError
 
 
 class Owner:
-    """A process. ``run`` does something in it."""
+    """A process; ``run`` calls a function in it."""
 
     def __init__(self) -> None:
         self.is_dead = False
@@ -49,7 +49,7 @@ class _Timer:
 
 
 class ThreadWork:
-    """Work that was handed to a thread."""
+    """Work that was given to a thread."""
 
     __slots__ = ("args", "context", "future", "work")
 
@@ -79,9 +79,9 @@ class StepLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, _Timer]] = []
         self._count = itertools.count()
         self.threads: list[ThreadWork] = []
-        #: Exceptions that nobody expected.
+        #: Unexpected exceptions.
         self.errors: list[BaseException] = []
-        # A task that is dropped while it waits would run to its end.
+        # These references keep waiting tasks: a task that is dropped while it waits would run to its end.
         self._tasks: list[asyncio.Task[Any]] = []
 
     @contextmanager
@@ -94,7 +94,7 @@ class StepLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def _discard(self) -> None:
-        """Let no task that still waits complain about its end."""
+        """Discard all tasks without a warning about those that still wait."""
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ class StepLoop(asyncio.AbstractEventLoop):
     # ---- steps ----
 
     def run_ready(self, count: int = 10_000) -> None:
-        """Up to ``count`` callbacks, in their order."""
+        """Run up to ``count`` callbacks, in order."""
         ready = self._ready
         while ready and count:
             callback, args, context = ready.popleft()
@@ -172,7 +172,7 @@ class StepLoop(asyncio.AbstractEventLoop):
         return self.create_task(work)
 
     def advance(self, limit_s: float = 10.0) -> bool:
-        """Let time pass up to the next timer; whether there is one within ``limit_s``."""
+        """Let time pass up to the next timer; return whether there is one within ``limit_s``."""
         timers = self._timers
         while timers:
             when, _, timer = timers[0]

@@ -1,4 +1,4 @@
-"""The topic's table: what was committed, with the real preconditions, and rolls that write no files."""
+"""The topic's table: committed state with the real preconditions, and rolls that write no files."""
 
 import asyncio
 import dataclasses
@@ -48,13 +48,13 @@ class Snapshot:
 
 
 class Table:
-    """The table of the one partition, that all brokers share. As ``TopicTable`` and its ``TableFiles``."""
+    """The table of the only partition, shared by all brokers. It replaces ``TopicTable`` and its ``TableFiles``."""
 
     name = "t"
 
     def __init__(self, topic_id: UUID) -> None:
         self.current = Snapshot(topic_id, 0, PartitionState(0, -1, 0, 0, 0), ())
-        #: The frames that are sealed, and by path the footers and frames of files.
+        #: The sealed frames, and the footers and frames of files by path.
         self.frames: list[Frame] = []
         self.written: dict[str, tuple[SegmentFooter, list[Frame]]] = {}
         self._unique = itertools.count()

@@ -1,6 +1,6 @@
 """ZooKeeper as brokers see it: a document with compare-and-set, registrations that end, watches that are late.
 
-A request is executed when the schedule says so, and its answer may be lost.
+A request is executed when the schedule says so, and its response may be lost.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class ZooKeeper:
         return ClusterView(None, dict(self.brokers), {TOPIC: self.topic})
 
     def write(self, document: TopicRegistration, version: int | None = None) -> None:
-        """VersionConflictError; without a version over any."""
+        """Write the document, over any version unless one is given. Raises VersionConflictError."""
         if version is not None and version != self.topic.version:
             raise VersionConflictError(f"version {self.topic.version} instead of {version}")
         before = self.row
@@ -58,7 +58,7 @@ class ZooKeeper:
     # ---- brokers ----
 
     def begin(self, broker: int, *, is_known: bool) -> None:
-        """As ``Registration.begin`` for a start."""
+        """Begin as ``Registration.begin`` does for a start."""
         registration: Any = Registration.__new__(Registration)
         registration._broker_id = broker
         change = registration._resign if is_known else registration._leave
@@ -68,14 +68,14 @@ class ZooKeeper:
         self.record_versions[broker] = self.record_versions.get(broker, 0) + 1
 
     def register(self, broker: int, state: Any = "running") -> int:
-        """A new registration; the broker epoch."""
+        """Register the broker and return its new broker epoch."""
         self._zxid += 1
         registration = BrokerRegistration("", "", None, state, self.record_versions[broker])
         self.brokers[broker] = LiveBroker(registration, self._zxid)
         return self._zxid
 
     def stop_running(self, broker: int) -> None:
-        """The broker tells that it is shutting down; its registration is the same."""
+        """Mark the broker as shutting down, in the same registration."""
         live = self.brokers[broker]
         self.brokers[broker] = LiveBroker(replace(live.registration, state="shutting_down"), live.epoch)
 
@@ -98,7 +98,7 @@ class Request:
 
     def __init__(self, session: "Session", operations: Sequence[Operation] | None) -> None:
         self.session = session
-        #: None: the nodes are read.
+        #: The writes of the request; None for a read of the nodes.
         self.operations = operations
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -139,7 +139,7 @@ class Session:
         await self._request(operations)
 
     async def sync(self) -> None:
-        """There is one server."""
+        """Return at once, because there is only one server."""
 
     async def refresh(self, paths: Iterable[str]) -> None:
         del paths
@@ -154,7 +154,7 @@ class Session:
         await request.done
 
     def learn(self, paths: Sequence[str]) -> None:
-        """Watches have fired: the nodes at ``paths`` are read, and perhaps not the others yet."""
+        """Read the nodes at ``paths``, whose watches have fired, and perhaps not the others yet."""
         before, there = self.view, self.zookeeper
         topics = {TOPIC: there.topic} if PATH in paths else before.topics
         brokers: Mapping[int, LiveBroker] = dict(there.brokers) if znodes.BROKER_IDS in paths else before.brokers
@@ -165,7 +165,7 @@ class Session:
 
 
 class Coordinator:
-    """As ``ZooKeeperCoordinator``, whose parts it takes."""
+    """A coordinator like ``ZooKeeperCoordinator``, with that class's parts."""
 
     def __init__(self, broker_id: int, session: Session, topic_id: UUID, producer_ids_begin: int) -> None:
         self.broker_id = broker_id

@@ -1,4 +1,4 @@
-"""Ours beside an earlier commit of ours: whose store each contender starts, and what is asked of the two."""
+"""A run compares us with an earlier commit of ours: whose store each contender starts, and what the two are asked."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from benchmarks.server import ROOT, BenchmarkError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Writes down whose store it would start."""
+    """A contender that records whose store it would start."""
 
     name: str
     checkouts: dict[str, Path] = field(compare=False)

@@ -17,7 +17,7 @@ def found(target: Target, samples: Mapping[str, Sequence[Sample]]) -> Finding:
 
 
 def test_a_ratio_is_of_one_round_and_its_spread_from_the_lowest_to_the_highest():
-    # Both were slow in the second round: no ratio of figures of different rounds is right.
+    # Both were slow in the second round, so a ratio of figures of different rounds would be wrong.
     samples = {"ours": rates(100, 10, 120), "kafka": rates(50, 5, 40)}
     finding = found(Target("records_s", "kafka", at_least=2.0), samples)
     assert finding.values == (2.0, 2.0, 3.0)

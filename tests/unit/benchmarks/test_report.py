@@ -86,7 +86,7 @@ def test_the_plot_has_a_dot_for_each_ratio_on_a_logarithmic_scale():
     dots = [float(dot.attrib["cx"]) for dot in svg.iter(f"{SVG}circle")]
     texts = [text.text or "" for text in svg.iter(f"{SVG}text")]
     ticks = {text.text: float(text.attrib["x"]) for text in svg.iter(f"{SVG}text")}
-    # Our own figure is no ratio: two dots, at 2.25 and 2.
+    # Our own figure is not a ratio, so there are two dots: at 2.25 and 2.
     assert len(dots) == 2
     assert dots[1] == pytest.approx(ticks["2"], abs=0.2)
     assert ticks["2"] - ticks["1"] == pytest.approx(ticks["1"] - ticks["0.5"], abs=0.2)

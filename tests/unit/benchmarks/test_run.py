@@ -1,4 +1,4 @@
-"""A tiny run of ours, and what is said of tools that are missing."""
+"""A small run of our side, and what it reports about missing tools."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from benchmarks.server import Result, SingleServer, Turn, turn_of
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Writes down whose turn it is."""
+    """A contender that records its turns."""
 
     name: str
     turns: list[tuple[str, float]] = field(compare=False)
@@ -74,7 +74,7 @@ def test_ours_alone_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
 
 
 class Process(SingleServer):
-    """The process of the test in the place of a server's; it never stands still."""
+    """A server whose process is that of the test; it never stops."""
 
     process = SimpleNamespace(pid=os.getpid())
 
@@ -87,7 +87,7 @@ class Process(SingleServer):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """All of its answers are 429."""
+    """A contender whose answers are all 429."""
 
     name: str
     needs: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ def test_a_turn_without_a_record_names_the_side_and_the_answers_and_the_run_goes
     assert printed.endswith("failed full: b, warm-up: no record got through in 2.0 s, 37 answers were 429\n")
 
 
-def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_case_is_reported(capsys: pytest.CaptureFixture[str]):
     assert main(["--cases", "produce-jason"]) == 2
     assert "no case is called 'produce-jason'" in capsys.readouterr().out
 
@@ -167,7 +167,7 @@ def test_jars_that_several_ask_for_are_fetched_once(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "java").touch(mode=0o755)
     maven = tmp_path / "mvn"
-    # A run that was killed has left a jar of another version.
+    # A killed run has left a jar of another version.
     (tmp_path / "peer/libs.arriving").mkdir(parents=True)
     (tmp_path / "peer/libs.arriving/kafka-clients-1.0.jar").touch()
     maven.write_text(
@@ -195,7 +195,7 @@ def test_servers_end_with_their_case(tmp_path: Path):
 
 
 def _children(argument: str) -> list[int]:
-    """Processes that this one has started with ``argument`` in their command line, and that have not ended."""
+    """Return the living child processes that have ``argument`` in their command line."""
     found = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():

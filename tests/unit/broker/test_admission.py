@@ -1,4 +1,4 @@
-"""Room in the journal: a part of it for each topic, the last of it for the store's own topics."""
+"""Room in the journal: each topic may use a part of it, and the last of it is for the store's internal topics."""
 
 import asyncio
 import dataclasses
@@ -44,7 +44,7 @@ async def new_topic(broker: Broker, name: str, partitions: int = 1) -> Topic:
 
 
 async def fill(broker: Broker, topic: Topic, num_bytes: int) -> ThrottledError:
-    """Append records of ``num_bytes`` until one is refused."""
+    """Append records of ``num_bytes`` until one is refused, and return the refusal."""
     for _ in range(100):
         try:
             await broker.produce.records.produce(INTERNAL, topic, records([bytes(num_bytes)]))
@@ -54,7 +54,7 @@ async def fill(broker: Broker, topic: Topic, num_bytes: int) -> ThrottledError:
 
 
 async def produce_patiently(broker: Broker, topic: Topic, values: list[bytes | None]) -> None:
-    """As a producer does: again after a 429. TimeoutError after a minute of them."""
+    """Produce, and try again after each 429, as a producer does. Raises TimeoutError after a minute."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -120,7 +120,7 @@ def test_a_topic_that_cannot_roll_is_refused_alone(tmp_path: Path) -> None:
             values = [bytes(400_000)] * stuck.partition(0).log_end_offset
             assert 3.5 * MIB < stuck.journal_bytes <= 4 * MIB
 
-            # Several times what the journal may hold, in files that the stuck topic needs.
+            # All of this is several times what the journal may hold, and it is in files that the stuck topic needs.
             for _ in range(100):
                 await produce_patiently(broker, other, [bytes(400_000)])
                 assert broker.journal.needed_bytes <= 16 * MIB
@@ -243,7 +243,7 @@ def test_bytes_of_a_topic_are_counted_from_the_append_until_they_are_sealed(tmp_
 
 @given(data=st.data())
 def test_room_for_any_topic_is_room_for_each(data: st.DataObject) -> None:
-    """``has_room`` looks up no topic, and says yes to nothing that the bounds of one refuse."""
+    """Compare ``has_room``, which looks up no topic, with a topic's bounds: it may allow nothing that they refuse."""
     settings = Settings(
         journal_max_bytes=data.draw(st.integers(4 * MIB, 8 * MIB)),
         journal_topic_max_bytes=data.draw(st.sampled_from([None, 1 * MIB, 4 * MIB])),
@@ -252,7 +252,7 @@ def test_room_for_any_topic_is_room_for_each(data: st.DataObject) -> None:
     )
     needed, queued = (data.draw(st.integers(0, 12)) * MIB // 4 for _ in range(2))
     journal = SimpleNamespace(needed_bytes=needed, queued_bytes=queued, failed=None, on_room=lambda _: None)
-    # All frames are the topic's: in the files that are needed, or on their way there.
+    # The topic has all frames, both in the needed files and on their way to the journal.
     topic = SimpleNamespace(name="t", is_internal=data.draw(st.booleans()), journal_bytes=needed + queued)
     admission = Admission(settings, cast("Journal", journal), (), lambda: None, Quotas(), SystemClock())
     num_bytes = data.draw(st.integers(1, 12)) * MIB // 4

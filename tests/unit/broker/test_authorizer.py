@@ -11,7 +11,7 @@ ALICE = RequestContext("1", "", "HTTP", "127.0.0.1", None, Principal("User", "al
 
 @dataclass
 class View:
-    """Allows ``names``; counts how often it is asked."""
+    """An authorizer's view that allows ``names`` and records each call."""
 
     version: int
     names: set[str]
@@ -53,7 +53,7 @@ def test_a_decision_is_asked_for_once_by_principal_host_operation_type_and_name(
     authorizer.authorize(ALICE, Operation.WRITE, ResourceType.TOPIC, ["a"])
     authorizer.authorize(ALICE, Operation.READ, ResourceType.GROUP, ["a"])
     assert len(view.asked) == 2 + 5
-    # Another request of the same client is no other question.
+    # Another request of the same client is answered from the cache.
     read(authorizer, "a", context=RequestContext("5", "me", "HTTP", "127.0.0.1", None, ALICE.principal))
     assert len(view.asked) == 2 + 5
 

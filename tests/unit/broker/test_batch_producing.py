@@ -1,4 +1,6 @@
-"""Record batches of Kafka's clients: stored as they came, read by every reader, an outcome for each partition."""
+"""Record batches of Kafka's clients are stored as they come, every reader reads them, and each partition has an
+outcome.
+"""
 
 import asyncio
 import errno
@@ -50,7 +52,7 @@ from tests.support.running_broker import CLIENT, produce, records, running_broke
 from tests.support.virtual_time import run
 
 PLAIN = Row(1_000, b"k", b"v", None)
-#: The corners: nulls and empty values, no timestamp, doubled headers, times that do not rise.
+#: Edge cases: nulls and empty values, no timestamp, repeated headers, times that do not rise.
 ROWS = [
     Row(1_700_000_000_000, b"key", b"value", None),
     Row(None, None, b"", (("same", b"1"), ("same", None), ("ключ", b""))),
@@ -66,7 +68,7 @@ async def new_topic(broker: Broker, name: str = "t", partitions: int = 2, **conf
 
 
 async def send(broker: Broker, topic: str, *batches: bytes, partition: int = 0) -> int:
-    """The base offset of the last of ``batches``, sent one after the other; raises the error of the partition."""
+    """Send ``batches`` one after the other; return the base offset of the last. Raises the partition's error."""
     base_offset = -1
     for batch in batches:
         produced = await broker.produce.batches.produce(CLIENT, [TopicBatches(topic, [(partition, batch)])])
@@ -78,7 +80,7 @@ async def send(broker: Broker, topic: str, *batches: bytes, partition: int = 0) 
 
 
 def timed(rows: Sequence[Row], append_time_ms: int) -> list[Row]:
-    """A record without a timestamp has the append time."""
+    """Return ``rows`` with the append time for a record without a timestamp."""
     return [
         Row(append_time_ms if row.timestamp is None else row.timestamp, row.key, row.value, row.headers) for row in rows
     ]
@@ -162,7 +164,7 @@ def test_log_append_time_is_written_over_the_records_own(tmp_path: Path, compres
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await new_topic(broker, **{"message.timestamp.type": "LogAppendTime"})
-            # The timestamp is one that no table holds.
+            # No table can hold this timestamp.
             forged = sealed(raw_batch(raw_records(2), 2, base_timestamp=-(2**60)))
             produced = await broker.produce.batches.produce(
                 CLIENT,
@@ -337,7 +339,7 @@ def test_one_request_may_have_batches_of_several_producers(tmp_path: Path) -> No
 
 
 def test_a_producer_goes_on_in_a_topic_that_was_made_again(tmp_path: Path) -> None:
-    """librdkafka keeps its sequence numbers, and an error for them ends it (KIP-360)."""
+    """Keep the producer's sequence numbers, as librdkafka does: an error for them would end it (KIP-360)."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -393,7 +395,7 @@ def test_batches_with_one_turn_are_appended_in_the_order_of_the_calls(tmp_path: 
             await new_topic(broker, **{"max.message.bytes": str(8 * MIB)})
             producer_id, epoch = await broker.produce.records.init_producer(CLIENT)
             turn = asyncio.Lock()
-            # Large ones are checked in threads, small ones at once.
+            # Large batches are checked in threads, small ones at once.
             sizes = [3 * MIB, 1, 2 * MIB, 1, 1]
             sent = [
                 broker.produce.batches.produce(
@@ -535,7 +537,7 @@ def test_a_partition_whose_replicas_are_slow_makes_no_other_fail(tmp_path: Path)
             batch = client_batch([PLAIN])
             assert await send(leader, "t", batch) == 0
             assert await send(leader, "t", batch, partition=1) == 0
-            # The follower of partition 1 is gone, for the ISR of partition 0 it does not count.
+            # Partition 1's follower is gone. It is not in the ISR of partition 0.
             cluster.cut.add((2, 1))
             leadership = topic.partition(0).require_leader()
             leadership.commit((1, 2), (1,), 0.0)

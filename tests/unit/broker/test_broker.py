@@ -1,4 +1,4 @@
-"""The broker's own rules: what it refuses, what it waits for, what configuration changes while it runs."""
+"""The broker's rules: requests that it refuses, what it waits for, and configurations that change while it runs."""
 
 import asyncio
 import errno
@@ -74,7 +74,7 @@ async def fetch(
 
 
 async def sealed(topic: Topic) -> None:
-    """Wait until something of partition 0 is in Delta."""
+    """Wait until Delta has a record of partition 0."""
     await eventually_async(lambda: topic.partition(0).sealed_offset)
 
 
@@ -203,7 +203,7 @@ def test_acks_0_answers_before_the_disk(tmp_path: Path) -> None:
 
 
 class SlowDisk(FileSystem):
-    """Every sync waits until the test lets it go."""
+    """A file system whose syncs wait until the test lets them continue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class SlowDisk(FileSystem):
 
         self.go = threading.Event()
         self.go.set()
-        #: A sync waits for it.
+        #: Set when a sync has begun to wait.
         self.syncing = threading.Event()
 
     def fdatasync(self, fd: int) -> None:
@@ -250,7 +250,7 @@ def test_a_timeout_says_that_the_outcome_is_open_and_the_records_come(tmp_path: 
             disk.go.set()
             assert await fetch(broker, topic, 0, wait_ms=5_000) == [b"a"]
 
-    asyncio.run(scenario())  # on real time, which goes on while a thread is held
+    asyncio.run(scenario())  # on real time, which continues while a thread is held
 
 
 def test_bytes_that_wait_for_the_disk_are_bounded_also_with_acks_0(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_appends_wait_for_one_fsync_together(tmp_path: Path) -> None:
             await asyncio.gather(
                 *(broker.produce.records.produce(INTERNAL, topic, records([b"x"]), partition=p) for p in range(50))
             )
-            # The first append goes alone; the other 49 partitions share the next sync.
+            # The first append is alone; the other 49 partitions share the next sync.
             assert disk.hits["fdatasync"] - before <= 3
 
     run(scenario())
@@ -418,7 +418,7 @@ def test_a_reader_waits_for_min_bytes_and_takes_fewer_when_its_time_is_up(tmp_pa
     run(scenario())
 
 
-def test_waiting_readers_of_a_deleted_topic_are_told(tmp_path: Path) -> None:
+def test_waiting_readers_of_a_deleted_topic_are_notified(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
@@ -455,7 +455,7 @@ def test_a_request_that_ends_after_its_topic_brings_none_of_its_metrics_back(tmp
             await broker.topics.changes.delete(INTERNAL, "late-metrics")
             await asyncio.gather(*pending)
             assert b'"late-metrics"' not in render_metrics()
-            # One of its name counts by itself.
+            # A new topic of the same name has its own count.
             disk.heal()
             again = await new_topic(broker, "late-metrics")
             await produce(broker, again, [b"z"])
@@ -524,7 +524,7 @@ def test_deleting_records_beyond_the_sealed_offset_rolls_first(tmp_path: Path) -
 # ---- topics ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_of_the_same_name_begins_anew(tmp_path: Path) -> None:
+def test_a_deleted_topic_of_the_same_name_begins_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await produce(broker, await new_topic(broker), [b"old"])
@@ -656,7 +656,7 @@ def test_records_roll_by_age_and_by_size(tmp_path: Path) -> None:
             await produce(broker, big, [b"x" * 6000])
             await sealed(big)
             assert old.partition(0).sealed_offset == 0
-            clock.step_wall(-10_000_000)  # a clock that is set back holds up nothing
+            clock.step_wall(-10_000_000)  # a clock that is set back delays nothing
             clock.advance(60_001)
             await sealed(old)
 
@@ -892,7 +892,7 @@ def test_a_property_set_past_the_store_does_not_take_the_others_away(tmp_path: P
 
 @pytest.mark.parametrize("row", [0, 3, 4])
 def test_a_row_that_somebody_deletes_with_delta_rs_is_gone_and_all_else_is_served(tmp_path: Path, row: int) -> None:
-    """As docs/table-format.md says."""
+    """Delete a row as docs/table-format.md describes."""
 
     async def scenario() -> None:
         left = [(offset, b"%d" % offset) for offset in range(10) if offset != row]
@@ -936,7 +936,7 @@ def test_records_of_a_topic_that_is_missing_are_not_given_up(tmp_path: Path) -> 
         async with running_broker(tmp_path / "data") as broker:
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a"])
-            copy_of_one_moment(tmp_path / "data", tmp_path / "after")  # a kill, as the disk has it
+            copy_of_one_moment(tmp_path / "data", tmp_path / "after")  # the state of the disk after a kill
         data, topic_id = tmp_path / "after", topic.topic_id
         (data / "topics" / "t").rename(tmp_path / "unmounted")
         async with running_broker(data) as broker:
@@ -974,7 +974,9 @@ def test_a_deleted_topic_is_not_missed(tmp_path: Path) -> None:
 def test_a_delete_that_could_not_be_synced_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str, by: str
 ) -> None:
-    """Else nothing ever freed its records in the journal, and the store throttled everybody until a restart."""
+    """Finish a deletion: otherwise its records stay in the journal, and the store throttles all clients until a
+    restart.
+    """
     monkeypatch.setattr("logstore.broker.topics.removals.RETRY_S", 0.2 if by == "itself" else 1000.0)
     filesystem = FaultyFileSystem()
 
@@ -996,7 +998,7 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
             for name in ("t", "T"):
                 with pytest.raises(StorageError, match="may be there again"):
                     await broker.topics.changes.create(INTERNAL, name)
-            with pytest.raises(ThrottledError):  # a power cut may bring the topic back: its records are still needed
+            with pytest.raises(ThrottledError):  # a power cut may bring the topic back, so its records are still needed
                 await produce(broker, other, [bytes(200_000)])
             assert (told, broker.topics.served.all(INTERNAL)) == ([], [other])
             asked = filesystem.hits["sync_directory"]

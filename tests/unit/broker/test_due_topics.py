@@ -18,7 +18,7 @@ from tests.support.virtual_time import run
 
 @pytest.fixture(autouse=True)
 def no_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But those that a test asks for."""
+    """Disable all rolls except those that a test asks for."""
     monkeypatch.setattr(roll_schedule, "_TICK_S", 1e9)
 
 
@@ -90,7 +90,7 @@ def test_records_being_fsynced_are_not_forgotten(tmp_path: Path) -> None:
             clock.advance(61_000)
             assert due.take(clock.monotonic()) == [topic]
 
-    asyncio.run(scenario())  # on real time, which goes on while a thread is held
+    asyncio.run(scenario())  # on real time, which continues while a thread is held
 
 
 def test_records_that_followers_do_not_have_are_not_forgotten(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
 
 
 def test_a_topic_is_due_once_all_its_records_have_expired(tmp_path: Path) -> None:
-    """Kafka rolls an active segment whose records have expired, and deletes it; the store's part is the roll."""
+    """Roll expired records. Kafka rolls an active segment of expired records and deletes it; the store rolls it."""
 
     async def scenario() -> None:
         clock = ManualClock()

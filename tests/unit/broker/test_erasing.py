@@ -1,6 +1,7 @@
 """Records that are erased leave the table, its old files and the journal, and do not come back."""
 
 import asyncio
+import random
 import shutil
 import threading
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.support.running_broker import CLIENT, read_all, records, running_brok
 from tests.support.virtual_time import run
 
 ADA, BOB = b"key-of-ada", b"key-of-bob"
-#: Long enough for no codec to hide it.
+#: This is so long that no codec hides it.
 SECRET = b"secret words of ada"
 
 
@@ -38,7 +39,7 @@ async def put(broker: Broker, topic: Topic, *keys: bytes, partition: int = 0) ->
 
 
 async def erase(broker: Broker, topic: Topic, *keys: bytes) -> Erasure:
-    """The report, once it says that the records are erased."""
+    """Erase the keys, wait until the erasure is done, and return its report."""
     return await erased(broker, topic, await broker.erasing.begin(CLIENT, topic, keys))
 
 
@@ -51,7 +52,7 @@ async def erased(broker: Broker, topic: Topic, erasure: str) -> Erasure:
 
 
 def files_with(data: Path, text: bytes) -> list[str]:
-    """The files of the store that have these bytes."""
+    """Return the files of the store that contain these bytes."""
     files = (file for file in data.rglob("*") if file.is_file())
     return [str(file.relative_to(data)) for file in files if text in file.read_bytes()]
 
@@ -121,7 +122,7 @@ def test_bad_requests(tmp_path: Path) -> None:
 
 
 def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> None:
-    """Also in a file that the table does not name any more; and after a restart the report has no value."""
+    """Erase from a file that the table no longer names; the report has no value of the expression."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -151,7 +152,7 @@ def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("is_by_key", [True, False], ids=["key", "expression"])
 def test_the_change_data_feed_of_another_writer_is_erased(tmp_path: Path, is_by_key: bool) -> None:
-    """It has each changed row before and after, so an offset twice; and rows that the table does not have any more."""
+    """Erase from a feed, which has changed rows twice (before and after), and rows that the table no longer has."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -175,7 +176,7 @@ def test_the_change_data_feed_of_another_writer_is_erased(tmp_path: Path, is_by_
                 report = await erased(broker, topic, erasure)
                 assert report.partitions[0].offsets == ((0, 1), (2, 3), (4, 5))
             assert files_with(tmp_path, ADA) == []
-            # That of the row of another key stays.
+            # The file with only the other key's row stays.
             after = [file for file in files_with(tmp_path, b"PAR1") if "_change_data" in file]
             assert len(after) == 1
             assert {f"topics/t/{name}" for name in report.deleted_files} >= {*before} - {*after}
@@ -213,9 +214,28 @@ def test_a_kill_at_each_step_is_gone_on_from(tmp_path: Path, point: str) -> None
     run(scenario())
 
 
+def test_a_deletion_is_durable_before_it_is_reported(tmp_path: Path) -> None:
+    """Make durable what an attempt that was cut short has deleted, although the next one no longer finds the file."""
+    data = tmp_path / "data"
+
+    async def scenario() -> None:
+        filesystem = FaultyFileSystem(data)
+        async with running_broker(data, filesystem=filesystem) as broker:
+            topic = await broker.topics.changes.create(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB)
+            await broker.topics.tables.roll(INTERNAL, topic)
+            filesystem.at("erase.deleted", lambda _: filesystem.fail("segment.sync_directory"))
+            await erase(broker, topic, ADA)
+            assert any("sync_directory" in fault for fault in filesystem.injected)
+        filesystem.power_cut(random.Random(1), strict=True)
+        assert files_with(data, SECRET) == []
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("when", ["running", "stopped"])
 def test_a_restore_with_its_files_is_erased_again(tmp_path: Path, when: str) -> None:
-    """The files of a backup are put back, and the table is restored to a version that names them."""
+    """Put the files of a backup back, and restore the table to a version that names them."""
     data, backup = tmp_path / "data", tmp_path / "backup"
 
     def put_back() -> None:
@@ -263,7 +283,7 @@ def test_a_restore_with_its_files_is_erased_again(tmp_path: Path, when: str) -> 
 def test_a_restore_to_files_that_an_erasure_deletes_meanwhile_is_undone_for_these(
     tmp_path: Path, when: str, is_optimized: bool
 ) -> None:
-    """The RESTORE looks for the files of its version before the erasure deletes them, and commits after it."""
+    """Let a RESTORE look for its version's files before the erasure deletes them, and commit after it."""
     data, kept = tmp_path / "data", tmp_path / "kept"
     table = data / "topics" / "t"
 
@@ -320,7 +340,9 @@ def test_a_restore_to_files_that_an_erasure_deletes_meanwhile_is_undone_for_thes
 def test_a_restore_before_an_erasure_is_known_to_be_committed_is_erased_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table shows the erasure, and its record does not say so yet: an earlier one may not vouch for the files."""
+    """Restore while the table shows the erasure and its record does not: an earlier erasure may not vouch for the
+    files.
+    """
     path = str(tmp_path / "topics" / "t")
 
     async def scenario() -> None:
@@ -348,7 +370,9 @@ def test_a_restore_before_an_erasure_is_known_to_be_committed_is_erased_again(
 def test_an_erasure_that_waits_before_its_commit_holds_up_those_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table has one number for all erasures that it shows: the later one would vouch for the earlier."""
+    """Hold up later erasures: the table has one number for all that it shows, so a later one would vouch for the
+    earlier.
+    """
     waits = {"first": True}
 
     async def scenario() -> None:
@@ -387,7 +411,7 @@ def test_a_report_hides_values_and_names_that_may_be_data() -> None:
 
 
 def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an expression selects is looked up for longer than an erasure of keys takes that is asked for after it."""
+    """Look up an expression for longer than a later erasure of keys takes."""
     looked, go_on = threading.Event(), threading.Event()
 
     def slowly(*arguments: object, **named: object) -> object:
@@ -410,7 +434,7 @@ def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: p
             assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"]
             assert files_with(tmp_path, SECRET) == []
 
-    asyncio.run(scenario())  # on real time, which goes on while a thread is held
+    asyncio.run(scenario())  # on real time, which continues while a thread is held
 
 
 def test_a_file_that_is_not_served_holds_up_an_erasure_and_no_roll(tmp_path: Path) -> None:
@@ -421,7 +445,7 @@ def test_a_file_that_is_not_served_holds_up_an_erasure_and_no_roll(tmp_path: Pat
             await broker.topics.tables.roll(INTERNAL, topic)
             await erase(broker, topic, ADA)
             path = str(tmp_path / "topics" / "t")
-            write_deltalake(path, DeltaTable(path).to_pyarrow_table(), mode="append")  # offset 1 is taken
+            write_deltalake(path, DeltaTable(path).to_pyarrow_table(), mode="append")  # offset 1 exists already
             await put(broker, topic, b"cy")
             await broker.topics.tables.roll(INTERNAL, topic)
             erasure = await broker.erasing.begin(CLIENT, topic, [b"cy"])
@@ -438,7 +462,9 @@ def test_a_file_that_is_not_served_holds_up_an_erasure_and_no_roll(tmp_path: Pat
 
 
 def test_a_backup_of_the_whole_store_is_erased_again(tmp_path: Path) -> None:
-    """All but ``__erasures`` is older than the erasure: the table, and the journal with un-sealed records."""
+    """Restore a backup older than the erasure, with a table and a journal of unsealed records; only ``__erasures`` is
+    newer.
+    """
     data, backup = tmp_path / "data", tmp_path / "backup"
 
     async def scenario() -> None:
@@ -455,7 +481,7 @@ def test_a_backup_of_the_whole_store_is_erased_again(tmp_path: Path) -> None:
         async with running_broker(backup) as broker:
             topic = broker.topics.served.topic(INTERNAL, "t")
             assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"] * 2
-            # At offsets that the erasure was of, but by a later leader.
+            # The offsets are those of the erasure, but a later leader gives them to new records.
             await put(broker, topic, ADA)
             assert files_with(backup / "brokers", SECRET) != []
             await broker.topics.tables.roll(INTERNAL, topic)
@@ -492,11 +518,11 @@ def test_an_erasure_beside_produce_and_rolls(tmp_path: Path) -> None:
             assert len(await values_of(broker, topic)) == count
             assert files_with(tmp_path, SECRET) == []
 
-    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
+    asyncio.run(scenario())  # on real time, which continues under a load without a pause
 
 
 def test_deleted_records_leave_the_journal_in_time(tmp_path: Path) -> None:
-    """A DELETE of another writer and a vacuum leave their bytes there, in a file that nothing needs."""
+    """Delete and vacuum as another writer, which leaves the bytes in a journal file that nothing needs."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, journal_roll_ms=1_000) as broker:

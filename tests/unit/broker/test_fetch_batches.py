@@ -1,5 +1,5 @@
-"""Fetches in the form of Kafka's record batches: the same records as over HTTP, whatever they are stored in, and
-batches by which consumers find their way.
+"""Fetches in the form of Kafka's record batches return the same records as HTTP, however they are stored, in batches by
+which consumers find their position.
 """
 
 import random
@@ -48,7 +48,7 @@ def test_from_every_offset_the_records_are_those_over_http(tmp_path: Path, sourc
             expected = await http_rows(broker, topic)
             assert expected
             log = topic.partition(0)
-            # Small fetches are many.
+            # A small limit needs many fetches, so it begins at fewer offsets.
             for max_bytes, step in ((1, 11), (700, 5), (MIB, 1)):
                 for offset in range(log.log_start_offset, log.high_watermark + 1, step):
                     batches = await consume(broker, topic, offset, max_bytes=max_bytes)
@@ -81,7 +81,7 @@ def test_a_batch_of_a_client_goes_out_as_it_came(tmp_path: Path) -> None:
                 assert (await broker.produce.batches.produce(INTERNAL, wanted, acks=-1, timeout_ms=9_000)).outcomes[0]
             answer = await fetch_one(broker, topic, 25)
             placed, records, *_ = answer.records
-            # The records are where the journal was read to.
+            # The records are still in the buffer into which the journal was read.
             assert (len(placed), memoryview(records)) == (16, memoryview(sent)[16:])
             assert len(memoryview(records).obj) > len(sent)
             batches = read_batches(answer.records)
@@ -130,7 +130,7 @@ def test_append_times_are_told_as_such_in_the_tail(tmp_path: Path) -> None:
 
 
 def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
-    """The topic's configuration changes with time: each record keeps the kind of time that it was appended with."""
+    """Change the topic's configuration: each record keeps the kind of timestamp that it was appended with."""
     clock = ManualClock()
     expected: dict[int, tuple[bool, int]] = {}
 
@@ -161,7 +161,7 @@ def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await new_topic(broker)
-            # One roll has several kinds, and one kind goes over several rolls.
+            # One roll has both kinds, and one kind is in several rolls.
             for timestamp_type in ("CreateTime", "LogAppendTime", "LogAppendTime"):
                 await write(broker, topic, timestamp_type)
             await broker.topics.tables.roll(INTERNAL, topic)
@@ -177,7 +177,7 @@ def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
             await broker.topics.tables.refresh(INTERNAL, topic)
             assert len(topic.partition(0).segments.files) < 5
             await check(broker, topic)
-            # Another writer does not know it, and may have changed the times.
+            # Another writer does not know the kind, and may have changed the times.
             others.z_order(path_of(topic.table))
             await broker.topics.tables.refresh(INTERNAL, topic)
             expected.update({at: (False, time) for at, (_, time) in expected.items()})
@@ -231,7 +231,7 @@ def test_a_gap_of_any_width_is_crossed(tmp_path: Path, monkeypatch: pytest.Monke
             if offsets_max > 30:
                 assert [header.last_offset for header, _ in batches] == [29]
                 assert batch.header.last_offset == 29
-                # Nobody waits for what is there.
+                # A fetch does not wait for records that exist.
                 assert (await fetch_one(broker, topic, 20, max_wait_ms=100)).next_offset == 30
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""Fetches of many partitions: the end of their wait, and the bytes that they hold before it and after it."""
+"""Fetches of many partitions: the end of their wait, and the bytes that they hold before and after it."""
 
 import asyncio
 import dataclasses
@@ -52,7 +52,7 @@ def places(*offsets: int) -> list[FetchPartition]:
 
 
 def counts(fetched: Fetched) -> dict[int, int | type[LogStoreError]]:
-    """By place in the request, the number of records, or the error."""
+    """Return by place in the request the number of records, or the type of the error."""
     fetched.reservation.release()
     return {
         at: answer.count if isinstance(answer, FetchResult) else type(answer) for at, answer in fetched.answers.items()
@@ -97,7 +97,7 @@ def test_many_readers_that_wait_for_many_bytes_hold_none_and_read_once(
             async def take(poll: "asyncio.Task[Fetched]") -> int:
                 fetched = await poll
                 assert fetched.reservation.size <= broker.admission.answers.reserved <= 4 * MIB
-                await asyncio.sleep(0.005)  # a client takes its time
+                await asyncio.sleep(0.005)  # a client takes some time
                 count = counts(fetched)[0]
                 assert isinstance(count, int)
                 return count
@@ -200,7 +200,7 @@ def test_errors_are_told_at_once_beside_records(tmp_path: Path) -> None:
 
 
 def test_partitions_that_are_full_each_end_the_wait(tmp_path: Path) -> None:
-    """More records would not be read, as each partition is bounded."""
+    """Fill each partition's limit: longer waiting would read no more records."""
 
     async def scenario() -> None:
         async with store(tmp_path, partitions=2) as (broker, topic):
@@ -235,7 +235,7 @@ def test_history_counts_its_stored_bytes_up_to_the_end_that_is_read(tmp_path: Pa
             wanted = limits(min_bytes=segment.size // 2 + log.stored_bytes(10, 11) + 1)
             poll = asyncio.create_task(broker.fetch.stored(INTERNAL, places(5), wanted))
             await until_waiting(broker)
-            # What was counted in the tail is not counted again in the history.
+            # Bytes that were counted in the tail are not counted again in the history.
             await broker.topics.tables.roll(INTERNAL, topic)
             await produce(broker, topic, [b""])
             assert counts(await asyncio.wait_for(poll, 30)) == {0: 7}
@@ -306,7 +306,7 @@ def test_a_topic_that_may_not_be_read_keeps_no_other_from_being_read(tmp_path: P
             await produce(broker, other, [b"y"])
             broker.authorizer.replace(Denied({"t", "none"}, 1))
             wanted = [FetchPartition(name, 0, 0) for name in ("t", "other", "none")]
-            # Whether there is such a topic is not told to whom it is not shown.
+            # The same error hides whether a topic exists from a client that may not see it.
             assert counts(await broker.fetch.stored(CLIENT, wanted, limits())) == {
                 0: TopicAuthorizationError,
                 1: 1,

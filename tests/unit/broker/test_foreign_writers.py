@@ -1,6 +1,6 @@
-"""A topic's table as other writers treat it: what the log serves afterwards, live and after a restart.
+"""Other writers change a topic's table: the records that the log serves afterwards, live and after a restart.
 
-Spark's files are in tests/spark; delta-rs writes the same here, in less time.
+tests/spark has Spark's files; delta-rs writes the same here, in less time.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.support.topics import joined, rewrite_files
 from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
-#: Ten records in each of three segments, and two in the journal.
+#: Each of three segments has ten records, and the journal has two.
 VALUES = [b"%d" % n for n in range(32)]
 ALL = list(enumerate(VALUES))
 
@@ -48,7 +48,7 @@ async def three_segments(broker) -> Topic:
 
 
 async def read_stored(broker, partition: int) -> list[tuple[int, bytes | None]]:
-    """As ``read_all``, by record batches as they are stored: what the consumer reads."""
+    """Read like ``read_all``, but by stored record batches, as the consumer reads them."""
     log = broker.topics.served.topic(INTERNAL, "orders").partition(partition)
     at, found = log.log_start_offset, []
     while at < log.high_watermark:
@@ -82,7 +82,7 @@ def in_turn(*steps: Callable[[Path], None]) -> Callable[[Path], None]:
     return do
 
 
-#: By the statement: what is done, and what partition 0 has then; partition 1 has all.
+#: Each statement's action, and the records of partition 0 after it; partition 1 keeps all.
 STATEMENTS: dict[str, tuple[Callable[[Path], None], list[tuple[int, bytes]]]] = {
     "optimize": (others.optimize, ALL),
     "z-order": (others.z_order, ALL),
@@ -150,7 +150,7 @@ STATEMENTS: dict[str, tuple[Callable[[Path], None], list[tuple[int, bytes]]]] = 
         ALL,
     ),
 }
-#: Statements after which the table holds files that are not served.
+#: Statements that add files to the table which the store does not serve.
 REFUSED = {"overwrite", "append", "append beyond", "append to a partition that is not there"}
 
 
@@ -214,7 +214,7 @@ def test_after_a_statement_of_another_writer_the_log_serves(tmp_path: Path, stat
 def test_after_a_restore_to_a_version_before_partitions_were_added_all_of_them_are_served(
     tmp_path: Path, restarted: bool
 ) -> None:
-    """The store sets its property again. The configuration of the version stays: it is a wish."""
+    """Check that the store sets its property again, and keeps the restored configuration, which is the user's wish."""
     before: dict[int, PartitionState] = {}
 
     async def scenario() -> None:
@@ -225,7 +225,7 @@ def test_after_a_restore_to_a_version_before_partitions_were_added_all_of_them_a
             old = topic.version
             await broker.topics.changes.add_partitions(INTERNAL, "orders", 4)
             await broker.topics.changes.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
-            # Partition 2 has records, partition 1 a log start as well, and partition 3 never had anything.
+            # Partition 2 has records, partition 1 also a log start, and partition 3 never had anything.
             for partition in (0, 1, 2):
                 await produce(broker, topic, VALUES[:10], partition=partition)
             await broker.topics.tables.roll(INTERNAL, topic)
@@ -425,7 +425,7 @@ def test_records_that_were_dropped_and_vacuumed_are_missing(tmp_path: Path) -> N
 def test_an_overwrite_does_not_bring_back_records_that_a_statement_changed_after_a_rewrite(
     tmp_path: Path, statement: str, restarted: bool
 ) -> None:
-    """The segments from before the OPTIMIZE are on disk, with the deleted rows: they stay away."""
+    """Leave the segments from before the OPTIMIZE on disk, with the deleted rows: no repair may use them."""
 
     def meddle(table: Path) -> None:
         others.optimize(table)
@@ -443,7 +443,7 @@ def test_an_overwrite_does_not_bring_back_records_that_a_statement_changed_after
         last = 31 if restarted else 29  # the stop rolled two more
         assert f"Offsets 0 to {last} of orders-0 are missing: WRITE in version {before[0] + 1}" in problem.reason
         assert await read_all(broker, topic, 1) == ALL
-        # The remedy is a command to paste.
+        # The remedy is a command that can be pasted.
         program, _, code = shlex.split(problem.remedy.partition(": ")[2].partition("; or give up")[0])
         assert (program, f".restore({before[0]})" in code) == ("python", True)
         await asyncio.to_thread(exec, code)
@@ -491,7 +491,7 @@ def test_each_statement_of_others_that_changes_records_is_told_in_the_log(tmp_pa
 
 
 def test_a_restore_to_after_a_delete_deletes_again(tmp_path: Path) -> None:
-    """From a version without the DELETE, to which another RESTORE had gone back."""
+    """Restore to the DELETE from a version without it, which another RESTORE had brought back."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -513,7 +513,7 @@ def test_a_restore_to_after_a_delete_deletes_again(tmp_path: Path) -> None:
 
 
 def test_a_restore_to_a_restore_brings_back_what_was_merged_since(tmp_path: Path) -> None:
-    """The first RESTORE dropped the last roll, which was committed again and merged; the second one drops the merge."""
+    """Restore twice: the first drops the last roll, which is committed again and merged; the second drops the merge."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -536,7 +536,9 @@ def test_a_restore_to_a_restore_brings_back_what_was_merged_since(tmp_path: Path
 
 @pytest.mark.parametrize(("back", "value"), [(2, "as sent"), (4, "new")])
 def test_a_restore_as_the_page_on_tables_has_it(tmp_path: Path, back: int, value: str) -> None:
-    """Rolls in versions 1 to 3, an UPDATE of offset 25 in version 4, a DELETE of offsets 5 and 26 in version 5."""
+    """Restore a table with rolls in versions 1 to 3, an UPDATE of offset 25 in version 4, a DELETE of 5 and 26 in
+    version 5.
+    """
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -554,7 +556,7 @@ def test_a_restore_as_the_page_on_tables_has_it(tmp_path: Path, back: int, value
 
 
 def test_a_restore_to_before_a_merge_whose_first_records_were_deleted(tmp_path: Path) -> None:
-    """The merged segment reaches below the log start, where the restored one is."""
+    """Restore a segment that is below the log start, as is the beginning of the merged one."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -573,7 +575,7 @@ def test_a_restore_to_before_a_merge_whose_first_records_were_deleted(tmp_path: 
 
 
 def test_a_restore_takes_deleted_offsets_within_a_larger_file_for_deleted(tmp_path: Path) -> None:
-    """An OPTIMIZE had made one file of what stood on both sides of the gap."""
+    """Let an OPTIMIZE make one file of the records on both sides of the gap."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""What is sent again is not stored again: through restarts, lost journals, failed disks, partitions added meanwhile."""
+"""A retry is not stored again: not after restarts, lost journals or failed disks, nor after partitions were added."""
 
 import asyncio
 import errno
@@ -56,7 +56,7 @@ def key(text: str, values: list[bytes | None] | None = None, secret: bytes = b"s
 
 
 async def put(broker: Broker, name: str, values: list[bytes | None], **options: object) -> list[tuple[int, int, int]]:
-    """With an idempotency key, to where keys and the key's name send them; raises the first partition's error."""
+    """Produce with an idempotency key, to the partitions that the keys or its name choose. Raises the first error."""
     keys = [value[:1] if value and value[:1] != b"-" else None for value in values]
     identity = key(name, values, broker.idempotency_secret)
     result = await broker.produce.records.produce(
@@ -69,7 +69,7 @@ async def put(broker: Broker, name: str, values: list[bytes | None], **options: 
 async def send(
     broker: Broker, producer: tuple[int, int], sequence: int, values: list[bytes | None], partition: int = 0
 ) -> int:
-    """The base offset; raises the error of the partition."""
+    """Produce to one partition and return the base offset. Raises the partition's error."""
     identity = ProducerIdentity(*producer, {partition: sequence})
     result = await broker.produce.records.produce(
         INTERNAL, broker.topics.served.topic(INTERNAL, "t"), records(values), partition=partition, identity=identity
@@ -84,7 +84,7 @@ async def stored(broker: Broker) -> list[list[bytes | None]]:
 
 
 def in_partitions(*partitions: int) -> SplitRecords:
-    """A batch of one record for each of ``partitions``, as an Arrow stream has them."""
+    """Return a batch of one record for each of ``partitions``, as an Arrow stream has them."""
     batches = [PartitionBatch(p, records([b"%d" % at]).batch, np.array([at]), None) for at, p in enumerate(partitions)]
     return SplitRecords(tuple(batches))
 
@@ -93,7 +93,7 @@ def segments_of(data: Path) -> list[Path]:
     return sorted(data.glob("topics/t/*/*.parquet"))
 
 
-#: Nothing tells of the batches then but the footers of segments that are in the table no more.
+#: After these, only footers of segments that the table no longer names remember the batches.
 REWRITTEN = {
     "journal lost, optimized": others.optimize,
     "journal lost, z-ordered": others.z_order,
@@ -102,7 +102,9 @@ REWRITTEN = {
 
 
 def test_a_partition_that_takes_nothing_says_so_for_any_sequence_number(tmp_path: Path) -> None:
-    """Its table may be older than what the producer has counted since: that is no missing batch of the producer."""
+    """Expect the quarantine's error and not a missing batch: its table may be older than the producer's sequence
+    numbers.
+    """
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -142,7 +144,7 @@ def test_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
 
 
 def test_without_journal_and_segments_nothing_is_remembered(tmp_path: Path) -> None:
-    """As docs/journal-format.md says: then a retry is stored again, and no producer is held up."""
+    """Check docs/journal-format.md: in this case a retry is stored again, and no producer is held up."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -153,7 +155,7 @@ def test_without_journal_and_segments_nothing_is_remembered(tmp_path: Path) -> N
         lose_journal(tmp_path)
         DeltaTable(tmp_path / "topics" / "t").delete()
         for segment in (tmp_path / "topics" / "t").rglob("*.parquet"):
-            segment.unlink()  # the footers of removed files would tell
+            segment.unlink()  # the footers of removed files would remember
         async with running_broker(tmp_path) as broker:
             assert await stored(broker) == [[]]
             assert await send(broker, producer, 2, [b"d"]) == 3
@@ -263,7 +265,7 @@ def test_several_batches_for_a_partition_have_sequences_that_follow_each_other(t
             sent = in_partitions(0, 1, 0)
             result = await broker.produce.records.produce(INTERNAL, topic, sent, identity=first)
             assert [r.base_offset for r in result.partitions] == [0, 0, 1]
-            # The first of the batches for partition 0 is known, the third is not.
+            # The first batch for partition 0 is known, the third is not.
             longer = in_partitions(0, 1, 0, 0)
             again = await broker.produce.records.produce(INTERNAL, topic, longer, identity=first)
             assert [r.base_offset for r in again.partitions] == [0, 0, 1, 2]
@@ -304,7 +306,7 @@ def test_a_partition_that_does_not_follow_keeps_no_other_from_its_records(tmp_pa
                     INTERNAL, topic, records([b"a"]), identity=ProducerIdentity(*producer, {0: 1})
                 )
             assert [len(values) for values in await stored(broker)] == [2, 1]
-            # It goes on where it is.
+            # The producer continues at its next sequence numbers.
             again = ProducerIdentity(*producer, {0: 2, 1: 1})
             result = await broker.produce.records.produce(INTERNAL, topic, in_partitions(0, 1), identity=again)
             assert [(r.partition, r.base_offset) for r in result.partitions] == [(0, 2), (1, 1)]
@@ -342,7 +344,7 @@ def test_a_producer_that_appends_nothing_for_long_is_forgotten_and_may_go_on(tmp
             assert await send(broker, producer, 0, [b"a"]) == 0
             clock.advance(1)
             assert await send(broker, producer, 1, [b"b"]) == 1
-            with pytest.raises(OutOfOrderSequenceError):  # whether it was stored is not known any more
+            with pytest.raises(OutOfOrderSequenceError):  # the store no longer knows whether it stored this batch
                 await send(broker, producer, 0, [b"a"])
 
     run(scenario())
@@ -463,7 +465,7 @@ def test_a_retry_stores_the_batches_that_a_crash_lost(tmp_path: Path, frames_sto
         async with running_broker(data) as broker:
             topic = broker.topics.served.topic(INTERNAL, "t")
             assert sum(p.next_offset for p in topic.partitions) == frames_stored
-            # Somebody else is faster.
+            # Another producer is faster.
             await broker.produce.records.produce(INTERNAL, topic, records([b"other"]), partition=1)
             result = await broker.produce.records.produce(INTERNAL, topic, sent, identity=name)
             assert not result.replayed
@@ -501,7 +503,7 @@ def test_partitions_that_were_added_do_not_make_another_request_of_it(tmp_path: 
 
 
 def test_records_that_change_places_are_another_request(tmp_path: Path) -> None:
-    """As many in each partition as at first, but not the same ones: the answer would tell wrong offsets."""
+    """Swap two records: each partition has as many as before, but the first answer has the offsets of other records."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -597,7 +599,7 @@ def test_an_append_while_the_clock_was_a_year_ahead_keeps_no_key_beyond_its_wind
                 clock.advance(1_000)
                 with pytest.raises(ThrottledError):
                     await put(broker, "another", [b"a"])
-                # The remedy of the operations page.
+                # The operations page names this remedy.
                 await broker.topics.changes.alter_configs(INTERNAL, "t", {"idempotency.window.ms": "1s"})
                 assert await put(broker, "another", [b"a"]) == [(0, 4, 1)]
                 return
@@ -657,7 +659,7 @@ def test_a_lost_secret_keeps_new_keys_waiting_for_one_window_whatever_the_clock_
 
 @pytest.mark.parametrize("journal_lost", [True, False])
 def test_without_the_secret_new_keys_wait_until_the_old_ones_are_over(tmp_path: Path, journal_lost: bool) -> None:
-    """Any of them may be a repetition, and which one nobody can tell: none is stored again, none is taken for one."""
+    """Refuse all keys: any may be a repetition, so the store neither stores it again nor answers it as one."""
 
     async def scenario() -> None:
         clock = ManualClock()
@@ -679,7 +681,7 @@ def test_without_the_secret_new_keys_wait_until_the_old_ones_are_over(tmp_path: 
                     assert refused.value.retry_after_s == (60 if not waited_ms else 1)
                 topic = broker.topics.served.topic(INTERNAL, "t")
                 other = (first[0] + 1) % 4
-                with pytest.raises(ThrottledError):  # elsewhere, too: where the first try went is not known
+                with pytest.raises(ThrottledError):  # also in another partition, as that of the first try is unknown
                     await broker.produce.records.produce(
                         INTERNAL, topic, records([b"x"]), partition=other, identity=key("k")
                     )
@@ -723,7 +725,7 @@ def test_stored_batches_need_not_meet_a_later_configuration(tmp_path: Path) -> N
             for refused in (send(broker, producer, 2, [b"d" * 11]), put(broker, "new", [b"-" * 11])):
                 with pytest.raises(RecordTooLargeError, match="Record 0 of the request has 11 bytes"):
                     await refused
-            # What partition 0 has is known, and larger.
+            # Partition 0's batch is known, and larger than the limit.
             more = DecodedRecords(records([b"c" * 100, b"e" * 11]).batch, np.array([0, 1], np.int32))
             with pytest.raises(RecordTooLargeError, match="Record 1 of the request has 11 bytes"):
                 await broker.produce.records.produce(
@@ -777,7 +779,7 @@ def test_a_topic_of_the_same_name_knows_nothing_of_the_old_one(tmp_path: Path) -
 
 
 def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path) -> None:
-    """A slow topic's frames are copied from file to file while a busy one rolls; both are known at the end."""
+    """Copy a slow topic's frames from file to file while a busy one rolls; both are known at the end."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path / "0", journal_max_bytes=32 << 20) as broker:

@@ -1,4 +1,4 @@
-"""What a store does for each of many topics: counted, as time would say more about the machine."""
+"""The store's work for each of many topics. The tests count it, because times would say more about the machine."""
 
 import os
 from collections import Counter
@@ -29,7 +29,7 @@ TOPICS = [f"topic-{number:02d}" for number in range(50)]
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often delta-rs has read a log from its beginning, by topic."""
+    """Count by topic how often delta-rs has read a log from its beginning."""
     count: Counter[str] = Counter()
 
     class Counting(deltalake.DeltaTable):
@@ -65,7 +65,7 @@ def test_a_start_has_delta_rs_open_no_table_not_even_those_that_others_wrote_to(
 
 
 class Looks:
-    """Which tables were looked at since it was emptied, by the names of their topics, and in how many passes."""
+    """The tables that were looked at since it was emptied, by the names of their topics, and the number of passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
@@ -85,7 +85,7 @@ class Looks:
 
 
 def make_old(broker: Broker) -> None:
-    """The logs of all tables changed an hour ago, for the last time."""
+    """Set the last change of all tables' logs to an hour ago."""
     for topic in broker.topics.served.all(INTERNAL):
         log = path_of(topic.table) / "_delta_log"
         then = log.stat().st_mtime_ns - 3600 * 10**9
@@ -107,7 +107,7 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
             looks = Looks(monkeypatch)
             begun = looks.passes
             await eventually_async(lambda: looks.passes == begun + 20)
-            # One in each pass: so all have their turn, also those whose change left no trace.
+            # Each pass looks at one, so all have their turn, including those whose change left no trace.
             assert 1 <= len(looks.names) <= looks.passes + 1
             overwritten = broker.topics.served.topic(INTERNAL, TOPICS[7])
             overwrite_entry(overwritten.table, overwritten.version)
@@ -124,7 +124,7 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
 
 
 def test_a_change_in_the_moment_of_the_last_one_is_not_passed_over(tmp_path: Path) -> None:
-    """A file system's clock stands still for milliseconds: two changes leave the same time."""
+    """Change a table twice within one tick of the file system's clock, which lasts milliseconds: the times agree."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""The journal of a broker at its start: one that is not the one that stood here, and what a refusal leaves open."""
+"""A broker opens its journal at its start: a journal that is not its own, and what a refusal leaves open."""
 
 import errno
 import shutil
@@ -80,7 +80,7 @@ def test_a_journal_that_is_gone_or_older_is_refused_until_it_is_back_or_given_up
     journal = data / "brokers" / "0" / "journal"
 
     async def serve(*values: bytes, seal: bool = False, new_journal: bool = False) -> list[bytes | None]:
-        """Store the values, and return all; with ``seal`` in a new topic, whose table has them then."""
+        """Store the values and return all; with ``seal``, store them in a new topic whose table then has them."""
         async with running_broker(data, new_journal=new_journal) as broker:
             topic = (
                 await broker.topics.changes.create(INTERNAL, "t") if seal else broker.topics.served.topic(INTERNAL, "t")

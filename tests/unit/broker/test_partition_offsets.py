@@ -1,4 +1,4 @@
-"""The end of a partition as far as this broker may tell it: by its leader's word alone."""
+"""A broker knows the end of a partition only from the partition's leader."""
 
 from uuid import uuid4
 
@@ -19,9 +19,9 @@ def follower_at(offset: int) -> PartitionLog:
 
 
 def test_a_leader_that_was_elected_just_now_tells_no_end():
-    """What its predecessor has shown may be above the high watermark that it knows (C9)."""
+    """Elect a leader: its predecessor may have shown more than the high watermark that it knows (C9)."""
     log = follower_at(3)
-    log._high_watermark.offset = 2  # the last that the leader before has told
+    log._high_watermark.offset = 2  # the last that the previous leader reported
     in_sync = InSyncReplicas(1, (1, 2), (1, 2), min_in_sync=lambda: 1, now=0.0)
     log.become_leader(2, in_sync)
     assert log.is_leader

@@ -1,4 +1,4 @@
-"""The producing room: several topics in one append, a step before the claim, appends that only a leader takes."""
+"""The producing room: several topics in one append, a step before the claim, and appends that only a leader takes."""
 
 import asyncio
 import contextlib
@@ -139,6 +139,6 @@ def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks
 
 
 def _appends() -> set[int]:
-    """What lives of requests and of their frames, by identity."""
+    """Return the identities of requests and their frames that are still in memory."""
     gc.collect()
     return {id(one) for one in gc.get_objects() if isinstance(one, Acknowledgement | AppendGroup | Frame)}

@@ -1,4 +1,4 @@
-"""One topic never takes the store down: what is wrong with it is told, and everybody else is served."""
+"""One bad topic never takes the store down: the store reports what is wrong with it and serves all others."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 async def orders(broker, *, partitions: int = 1) -> Topic:
-    """Three sealed records and two that are in the journal alone, in every partition."""
+    """Create ``orders`` with three sealed records in every partition, and two that only the journal has."""
     topic = await broker.topics.changes.create(INTERNAL, "orders", partitions=partitions, configs=NEVER)
     for partition in range(partitions):
         await produce(broker, topic, [b"a", b"b", b"c"], partition=partition)
@@ -48,7 +48,7 @@ async def orders(broker, *, partitions: int = 1) -> Topic:
 
 
 async def killed(data: Path, *, partitions: int = 1) -> Path:
-    """A data directory as a kill leaves it, with ``orders`` and a topic that nothing happens to."""
+    """Return a data directory as a kill leaves it, with ``orders`` and another topic that stays whole."""
     async with running_broker(data) as broker:
         await orders(broker, partitions=partitions)
         other = await broker.topics.changes.create(INTERNAL, "other", configs=NEVER)
@@ -58,7 +58,7 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
 
 
 async def fetch_stored(broker, offset: int):
-    """The answer to a reader of record batches of orders-0."""
+    """Return the answer to a reader of orders-0's record batches."""
     limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
     fetched = await broker.fetch.stored(INTERNAL, [FetchPartition("orders", 0, offset)], limits)
     fetched.reservation.release()
@@ -129,7 +129,7 @@ def test_a_copy_of_a_topics_directory_is_refused_by_name_and_the_topic_is_served
             with pytest.raises(QuarantinedError, match="topic 'orders'"):
                 broker.topics.served.topic(INTERNAL, name)
             with pytest.raises(QuarantinedError):
-                await broker.topics.changes.delete(INTERNAL, name)  # which would give up the records of the original
+                await broker.topics.changes.delete(INTERNAL, name)  # this would give up the records of the original
             with pytest.raises(TopicExistsError):
                 await broker.topics.changes.create(INTERNAL, name)
             await assert_the_other_is_served(broker)
@@ -207,10 +207,10 @@ def test_a_strange_number_of_partitions_on_one_table_keeps_only_that_topic_from_
         data = await killed(tmp_path / "data", partitions=2)
         table = DeltaTable(str(data / "topics" / "orders"))
         table.alter.set_table_properties({"logstore.partitions": value}, raise_if_not_exists=False)
-        for _ in range(2):  # the journal's part of it outlives a restart, and more files of the journal
+        for _ in range(2):  # the journal's records survive a restart, and further journal files
             async with running_broker(data) as broker:
                 problems = broker.topics.problems.all(INTERNAL)
-                (problem,) = problems  # its records in the journal are no second one
+                (problem,) = problems  # its records in the journal are no second problem
                 assert problem.topic == "orders"
                 assert "logstore.partitions" in problem.reason
                 assert re.search("The journal holds [1-9][0-9]* records of it", problem.reason)
@@ -286,7 +286,7 @@ def test_two_segments_of_one_range_keep_only_their_partition_from_being_served(
                 await broker.topics.tables.delete_records(INTERNAL, topic, 0, 1)
             assert await produce(broker, topic, [b"f"], partition=1) == 5
             assert (5, b"f") in await read_all(broker, topic, 1)
-            # Records that leave the partition open go to the one that is served.
+            # Records without a partition go to the one that is served.
             left_open = await broker.produce.records.produce(INTERNAL, topic, records([b"g"]))
             assert left_open.partitions[0].partition == 1
             await assert_the_other_is_served(broker)
@@ -303,7 +303,7 @@ def test_two_segments_of_one_range_keep_only_their_partition_from_being_served(
 
 @pytest.mark.parametrize("while_it_runs", [True, False])
 def test_no_reader_of_a_partition_in_quarantine_is_told_to_be_out_of_range(tmp_path: Path, while_it_runs: bool) -> None:
-    """A consumer would reset its position, and skip or repeat records once the partition is served again."""
+    """Expect another error: out of range would make a consumer reset its position, and skip or repeat records later."""
 
     async def scenario() -> None:
         data = tmp_path / "data"
@@ -341,7 +341,7 @@ def test_a_stray_table_among_the_topics_harms_nobody(tmp_path: Path) -> None:
 
 
 def test_journal_records_of_a_quarantined_topic_outlive_many_journal_files(tmp_path: Path) -> None:
-    """Its producers' state, too: a repetition is known as one once the topic is mended."""
+    """Keep the producers' state as well: a repetition is known as one once the topic is repaired."""
 
     async def scenario() -> None:
         data = await killed(tmp_path / "data")
@@ -379,8 +379,9 @@ async def two_rolls(broker) -> Topic:
 
 
 def take_away(table: Path, how: str, *, aside: Path | None = None) -> None:
-    """And the files, too, as a vacuum does; to the directory ``aside`` if there is one. The store would commit them
-    again.
+    """Remove records from the table and delete their files, as a vacuum does, or move them to ``aside``.
+
+    The store would commit files again that it finds.
     """
     before = set(DeltaTable(str(table)).file_uris())
     _take_away(table, how)
@@ -578,7 +579,7 @@ def test_below_the_clean_point_taken_records_are_missing_and_compacted_ones_are_
         async with running_broker(tmp_path) as broker:
             topic = await three_rolls(broker)
             first, second = topic.table.snapshot().segments(0)[:2]
-            # As if compaction had kept nothing of the second segment, and all of the first.
+            # This is what compaction does if it keeps all of the first segment and nothing of the second.
             rewrite_files(topic.table, 0, [second.path], [], data_change=False, cleaned=4, operation="key-compaction")
             await broker._roller.refresh(topic)
             assert missing_in(topic) == []
@@ -593,7 +594,7 @@ def test_below_the_clean_point_taken_records_are_missing_and_compacted_ones_are_
 
 
 def test_the_last_commit_counts_and_files_need_not_be_there_any_more(tmp_path: Path) -> None:
-    """A DELETE of some rows, then an overwrite of what it left, then a vacuum, all while no store runs."""
+    """Delete some rows, overwrite the remaining ones, then vacuum, all while no store runs."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -724,7 +725,7 @@ def test_a_partition_that_stays_lost_is_told_of_once(tmp_path: Path) -> None:
 
 
 def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> None:
-    """A foreign commit wrote over the entry of a roll (R7), and the file cannot be committed again."""
+    """Overwrite a roll's entry as another writer (R7), and delete the file, so that it cannot be committed again."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""Bytes are charged after the fact, as in Kafka: who is over a quota is told to wait, and refused until then."""
+"""Bytes are charged after the fact, as in Kafka: a client over its quota gets a time to wait, and errors until then."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ LIMITS = FetchLimits(100_000, 100_000, 1, 0)
 
 
 def quota_of(broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: QuotaKind) -> list[int]:
-    """Every byte that CLIENT sends (or gets) costs a millisecond; what was charged."""
+    """Charge CLIENT a millisecond for every byte that it sends (or gets); return the charged amounts."""
     charged: list[int] = []
 
     def charge(context: RequestContext, charged_kind: QuotaKind, amount: int) -> float:
@@ -57,7 +57,7 @@ def test_a_producer_over_its_quota_waits(tmp_path: Path, monkeypatch: pytest.Mon
                     broker.produce.batcher.begin(
                         CLIENT, topic, [b"x"], columns, num_bytes=1, timeout_ms=1000, told=lambda *of: told.append(of)
                     )
-            # Nobody else waits for it, nor do its fetches.
+            # Other clients do not wait for it, and neither do its fetches.
             for context in (OTHER, INTERNAL):
                 assert (await broker.produce.records.produce(context, topic, records([b"y"]))).throttle_ms == 0
             fetched = await broker.fetch.stored(CLIENT, [FetchPartition("t", 0, 0)], LIMITS)

@@ -1,4 +1,4 @@
-"""What a start makes of segments: where the journal tells nothing of a partition, the newest one does."""
+"""A start uses segments: if the journal has nothing of a partition, the newest segment decides."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
 
 
 def test_append_times_go_on_from_the_journals_snapshots_alone(tmp_path: Path) -> None:
-    """All is sealed, and a start and a stop have left a journal without one frame of records."""
+    """Seal all records; a start and a stop then leave a journal without a frame of records."""
 
     async def scenario() -> None:
         clock = ManualClock(NOW_MS)
@@ -95,7 +95,7 @@ def test_append_times_go_on_from_the_journals_snapshots_alone(tmp_path: Path) ->
 
 
 def test_a_footer_that_cannot_be_read_now_is_not_taken_for_a_lost_one(tmp_path: Path) -> None:
-    """Whoever took it for lost would forget the producers in it, and store repetitions again."""
+    """Fail to read a footer: a store that took it for lost would forget its producers, and store repetitions again."""
     disk = FaultyFileSystem()
     table = create_topic(tmp_path, filesystem=disk)
     segment = roll(table, 0, 0, 10).segments[0]
@@ -111,7 +111,7 @@ def test_a_footer_that_cannot_be_read_now_is_not_taken_for_a_lost_one(tmp_path: 
 
 
 class Replica:
-    """A follower's log over a real journal with small files. Nothing is in its table."""
+    """A follower's log over a real journal with small files. Its table is empty."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -138,7 +138,7 @@ class Replica:
             self.log.stored(frame, location)
 
     async def lose_copies(self, kept: int) -> None:
-        """Copy the frames of the oldest file forward, and stop; the copies but for the first ``kept`` are lost."""
+        """Copy the oldest file's frames forward, stop, and lose all copies except the first ``kept``."""
         copies = await relocate_oldest(self.journal, lambda _: self.log.active_segment, 1 << 20)
         await self.journal.close()
         newest = max(self.directory.glob("*.log"))
@@ -151,7 +151,7 @@ class Replica:
 
 
 def test_what_nobody_has_a_copy_of_stays_in_a_journal_that_has_lost_frames(tmp_path: Path) -> None:
-    """The only replica keeps the frames behind a hole for the day when the lost ones are put back."""
+    """Keep the frames behind a hole in the only replica, until the lost ones are put back."""
 
     async def scenario() -> None:
         replica = Replica(tmp_path)
@@ -169,8 +169,9 @@ def test_what_nobody_has_a_copy_of_stays_in_a_journal_that_has_lost_frames(tmp_p
 
 @pytest.mark.parametrize("kept", [0, 2])
 def test_c12_a_journal_that_has_lost_frames_ends_at_its_first_hole(tmp_path: Path, kept: int) -> None:
-    """The frames before it are kept, as an unclean election may have nothing else. Those behind it come from the leader
-    again, and a later start may not find the old ones beside them.
+    """Keep the frames before the hole, because an unclean election may have nothing else.
+
+    The leader sends the later ones again, and a later start must not find the old ones beside them.
     """
 
     async def scenario() -> None:
@@ -178,7 +179,7 @@ def test_c12_a_journal_that_has_lost_frames_ends_at_its_first_hole(tmp_path: Pat
         await replica.start()
         await replica.fetch_to(12)
         await replica.lose_copies(kept)
-        for _ in range(2):  # the first one does not come to its end
+        for _ in range(2):  # the first pass does not finish
             await replica.start(may_lack_frames=True)
             assert (replica.log.sealed_offset, replica.log.log_end_offset) == (0, kept)
             assert replica.offsets == [*range(kept)]

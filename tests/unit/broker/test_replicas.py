@@ -1,4 +1,4 @@
-"""Replication between brokers in one process: real journals, real tables, real partition logs."""
+"""Replication between brokers in one process, with real journals, real tables and real partition logs."""
 
 import asyncio
 import dataclasses
@@ -39,7 +39,7 @@ def topic_id(cluster: MemoryCluster):
 
 
 async def all_have(cluster: MemoryCluster, end: int) -> None:
-    """Every replica has the records below ``end``, and knows that all have them."""
+    """Wait until every replica has the records below ``end``, and knows that all have them."""
     await eventually_async(
         lambda: all(
             (log_of(b).log_end_offset, log_of(b).high_watermark) == (end, end) for b in cluster.brokers.values()
@@ -49,7 +49,7 @@ async def all_have(cluster: MemoryCluster, end: int) -> None:
 
 
 async def all_follow(cluster: MemoryCluster) -> None:
-    """All replicas are in the ISR of broker 1 and fetch from it; one that starts slowly may have left it before."""
+    """Wait until all replicas fetch and are in the ISR of broker 1; one that starts slowly may have left it before."""
     followers = log_of(cluster.brokers[1]).require_leader().in_sync_replicas.followers.values()
     (state_of,) = [partition for partition in cluster.states if partition[1] == 0]
     await eventually_async(
@@ -122,7 +122,7 @@ def test_a_follower_that_stays_behind_leaves_the_isr_and_joins_it_again(tmp_path
                 lambda: set(cluster.states[topic.topic_id, 0].in_sync_replicas) == {1, 2, 3}, "not joined"
             )
             await all_have(cluster, 2)
-            # On a slow machine both may stay behind at once, and come back one by one.
+            # On a slow machine both may fall behind together, and come back one by one.
             assert 1 <= leader.replicas.isr_shrinks <= leader.replicas.isr_expands
 
     run(scenario())
@@ -174,7 +174,7 @@ def test_a_replica_that_lacks_what_was_rolled_begins_at_the_table(tmp_path: Path
                 b"d",
                 b"e",
             ]
-            cluster.elect(topic.topic_id, 0, 1)  # a broker gives up leading before it starts
+            cluster.elect(topic.topic_id, 0, 1)  # a broker gives up its leadership before it starts
             await cluster.stop(2)
             again = await cluster.start(2)
             cluster.elect(topic.topic_id, 0, 2)
@@ -225,7 +225,7 @@ def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(
                 with pytest.raises(OffsetNotAvailableError):
                     leadership.require_settled()
                 assert not log_of(second).has_unsealed
-                # A fetch that has enough of other partitions does not count this one, and must not return its end.
+                # A fetch that gets enough from other partitions skips this one, and must not return its end.
                 assert WantedPartition(topic, log_of(second), log_of(second).high_watermark).has_news
             await cluster.start(1)
             cluster.cut.clear()
@@ -291,7 +291,7 @@ def test_a_broker_that_is_no_replica_any_more_frees_its_frames(tmp_path: Path) -
             state = cluster.states[topic.topic_id, 0]
             cluster.set(topic.topic_id, 0, dataclasses.replace(state, replicas=(1,), in_sync_replicas=(1,)))
             await eventually_async(lambda: log_of(second).log_end_offset == 0, "not dropped")
-            # The log hears of the frame that drops its records in one step, the journal in the next.
+            # The frame that drops the records reaches the log in one step, and the journal in the next.
             await eventually_async(lambda: not second.journal.needed_bytes, "not freed")
             assert await produce(leader, topic, [b"b"]) == 1
             cluster.set(topic.topic_id, 0, dataclasses.replace(state, in_sync_replicas=(1,)))
@@ -350,7 +350,7 @@ def test_a_replica_whose_journal_ends_before_the_table_knows_the_tables_leaders(
         async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
             leader = cluster.brokers[1]
             topic = leader.topics.served.topic(INTERNAL, "t")
-            await cluster.stop(2)  # with a snapshot that tells of no leader
+            await cluster.stop(2)  # its snapshot names no leader
             await produce(leader, topic, [b"a"])
             await leader.topics.tables.roll(INTERNAL, topic)
             cluster.cut.add((2, 1))
@@ -372,7 +372,7 @@ def test_an_unclean_leader_drops_a_tail_that_was_written_over_another_history(tm
             cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(2,))
             await produce(second, topic, [b"b"])
             await produce(second, topic, [b"c"])
-            cluster.elect(topic.topic_id, 0, -1)  # who leads nothing rolls nothing when it stops
+            cluster.elect(topic.topic_id, 0, -1)  # a broker that leads nothing rolls nothing when it stops
             await cluster.stop(2)
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,), recovering=True)
             await eventually_async(lambda: log_of(first).is_leader, "not recovered")
@@ -390,7 +390,7 @@ def test_an_unclean_leader_drops_a_tail_that_was_written_over_another_history(tm
 
 
 def test_a_follower_that_may_join_counts_for_the_high_watermark_at_once(tmp_path: Path) -> None:
-    """Its ISR is written by a task, which runs later: what is acknowledged meanwhile must be on it, too."""
+    """Count the follower before a task writes the ISR: records acknowledged meanwhile must be on it."""
 
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
@@ -413,7 +413,7 @@ def test_a_follower_that_may_not_join_keeps_no_other_out_and_costs_nothing(tmp_p
             topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
-            # It is cut off from ZooKeeper, and not from its leader.
+            # It has lost ZooKeeper, but not its leader.
             cluster.unregistered.add(3)
             cluster.without_zookeeper.add(1)
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
@@ -460,7 +460,7 @@ def test_a_new_leader_learns_of_deleted_records_from_the_table(tmp_path: Path) -
             await leader.topics.tables.roll(INTERNAL, topic)
             await eventually_async(lambda: log_of(second).sealed_offset == 2, "not sealed at the follower")
             await second.topics.tables.refresh(INTERNAL, second.topics.served.topic(INTERNAL, "t"))
-            await second._schedule.stop()  # which looks at tables, too
+            await second._schedule.stop()  # it would look at tables
             cluster.cut.add((2, 1))
             await asyncio.sleep(0.1)
             assert await leader.topics.tables.delete_records(INTERNAL, topic, 0, 2) == 2
@@ -555,7 +555,7 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
                 assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
                 await asyncio.sleep(0.01)
             assert zombie.not_ready_reason is None
-            # Another one leads, and this one does not hear of it.
+            # Another broker leads, and this one is not notified.
             before = cluster.states[topic.topic_id, 0]
             state = dataclasses.replace(before, leader=2, leader_epoch=log.leader_epoch + 1, in_sync_replicas=(2, 3))
             cluster.states[topic.topic_id, 0] = state
@@ -590,7 +590,7 @@ def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_pat
             assert not log.is_settled
             in_sync = log.require_leader().in_sync_replicas
             assert in_sync is not None
-            follower.wake = lambda: None  # a session that is silent
+            follower.wake = lambda: None  # a silent session
             assert in_sync.all_fetch(follower.fetched_at)
             assert not in_sync.all_fetch(follower.fetched_at + 0.001)
             in_sync.committed = (1,)
@@ -600,7 +600,9 @@ def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_pat
 
 
 def test_a_leader_that_was_replaced_ends_no_producer(tmp_path: Path) -> None:
-    """It lacks what its successor has: a producer that takes its word for it would begin anew, and might double."""
+    """Send to a replaced leader, which lacks its successor's records: its error must not make a producer start again
+    and write duplicates.
+    """
 
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:

@@ -1,4 +1,4 @@
-"""Every public method of the broker and of the groups asks who may do what, so that no listener can forget to."""
+"""Every public method of the broker and of the groups checks permissions, so that no listener can forget to."""
 
 import asyncio
 import inspect
@@ -30,9 +30,9 @@ from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, running_broker
 from tests.support.virtual_time import clock_of_loop, run
 
-#: Of a store's life; nobody outside calls them.
+#: Methods of a store's life, which no client calls.
 LIFE = {"start", "stop", "running", "close", "topics_changed", "recover"}
-#: The rooms' methods for other rooms and for the brokers of a cluster, which ask themselves.
+#: Methods of rooms for other rooms and for the brokers of a cluster, which check permissions themselves.
 OF_ROOMS = {
     "topics.served": {
         *("get", "by_id", "served", "names", "is_known", "knows_id", "partition_log", "facts", "make", "remove"),
@@ -45,14 +45,14 @@ ROOMS = (
     *("topics.served", "topics.changes", "topics.tables", "topics.leaders", "topics.problems", "fetch"),
     *("produce.records", "produce.batches", "produce.batcher"),
 )
-#: For other brokers, which have proved that they are, and of them, for topics that were asked for.
+#: Between brokers: the caller has proved that it is one.
 BETWEEN_BROKERS = {"fetch_session"}
-#: They wait for what other brokers have made, and tell nothing.
+#: Methods that wait for things that other brokers create, and return nothing.
 WAITS = {"until_there"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
-#: How each method is called, and the pairs of operation and type that it asks for first.
+#: Each method's arguments, and the pairs of operation and type that it checks first.
 BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "topics.served.all": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topics.served.topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
@@ -136,7 +136,7 @@ CONFIG = InstanceConfig("json", "earliest", auto_commit=False, fetch_min_bytes=1
 
 
 class Watched(Nothing):
-    """Nothing is allowed; remembers what was asked for."""
+    """An authorizer that allows nothing and remembers what it was asked."""
 
     def allows(self, *asked: Any) -> bool:
         _, _, operation, resource_type, _ = asked
@@ -148,7 +148,7 @@ ASKED: set[tuple[Operation, ResourceType]] = set()
 
 
 def methods_of_rooms(broker: Broker) -> dict[str, Callable[..., Any]]:
-    """The methods of the broker and its rooms that listeners call."""
+    """Return the methods of the broker and its rooms that listeners call."""
     found = public_methods(broker)
     for name in ROOMS:
         methods = public_methods(operator.attrgetter(name)(broker))

@@ -1,4 +1,4 @@
-"""One secret for all brokers on a data directory."""
+"""All brokers on a data directory share one secret."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from logstore.filesystem import FileSystem
 
 
 class Slow(FileSystem):
-    """Another broker's secret is there at the last moment."""
+    """A file system on which another broker writes its secret at the last moment."""
 
     def link(self, old: Path, new: Path) -> None:
         if not new.exists():

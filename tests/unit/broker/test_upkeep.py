@@ -1,4 +1,4 @@
-"""A store joins its small segments by itself: readers and producers notice nothing, and no race or crash harms."""
+"""A store joins its small segments by itself: readers and producers notice nothing, and no race or crash does harm."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ CONFIGS = {"segment.ms": "100000000"}
 
 @pytest.fixture(autouse=True)
 def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is merged but what a test asks for, however slow the machine is."""
+    """Disable all merges except those that a test asks for, however slow the machine is."""
     monkeypatch.setattr(upkeep, "_LOOK_S", 3600)
 
 
@@ -85,7 +85,9 @@ def test_many_small_segments_become_few_and_the_records_stay(tmp_path: Path) -> 
 def test_a_merge_in_the_middle_of_a_read_doubles_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """An answer of many segments: the merged one begins below the offset at which the answer goes on."""
+    """Merge while an answer of many segments is read: the merged one begins below the offset at which the read
+    continues.
+    """
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -113,7 +115,7 @@ def test_a_merge_in_the_middle_of_a_read_doubles_no_record(
 
 
 def offsets_of(read: FetchResult[Any], at: int) -> list[int]:
-    """As the reader of an answer takes them; the first batch may begin below ``at``."""
+    """Return the offsets that a reader takes from an answer, whose first batch may begin below ``at``."""
     if isinstance(read.records, pa.Table):
         offsets = read.records["offset"].to_pylist()
     elif all(isinstance(batch, RecordBatch) for batch in read.records):
@@ -169,7 +171,7 @@ def test_replaced_files_are_deleted_after_the_delay(tmp_path: Path, monkeypatch:
             old = {file.path for file in topic.partition(0).segments.files}
             await broker._upkeep.merge(topic)
             active = {file.path for file in topic.partition(0).segments.files}
-            await asyncio.sleep(0.01)  # the file system's time counts, which is not the loop's
+            await asyncio.sleep(0.01)  # the file system's clock counts here, not the loop's
             deleted = await broker._upkeep.delete_files(topic)
             assert set(deleted.names) == old - active
             assert on_disk(topic) == active
@@ -179,7 +181,7 @@ def test_replaced_files_are_deleted_after_the_delay(tmp_path: Path, monkeypatch:
 
 
 def test_files_that_a_restore_has_put_back_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the store has not looked since."""
+    """Delete files after a RESTORE that the store has not noticed yet."""
     monkeypatch.setattr(upkeep, "OVERWRITES_NOTICED_MS", 0)
 
     async def scenario() -> None:
@@ -240,7 +242,7 @@ def test_a_merge_that_loses_a_race_is_refused_and_leaves_no_file(tmp_path: Path,
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["old files there", "old files deleted"])
 def test_after_an_overwritten_merge_the_records_are_there(tmp_path: Path, deleted: bool) -> None:
-    """The old files count again; if one of them is gone, the merge is committed again with its own file."""
+    """Check that the old files count again; if one is gone, the merge is committed again with its file."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -260,7 +262,7 @@ def test_after_an_overwritten_merge_the_records_are_there(tmp_path: Path, delete
 
 
 def test_an_overwritten_merge_of_several_groups_is_committed_again_whole(tmp_path: Path) -> None:
-    """Old files of each group are gone."""
+    """Delete old files of each group."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -345,7 +347,7 @@ def test_a_failed_commit_leaves_no_file_and_is_tried_again_later(tmp_path: Path)
 def test_a_merge_that_was_committed_keeps_its_file_whatever_fails_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table names the file, and nothing else has the records once the old ones are vacuumed."""
+    """Keep the file that the table names: nothing else has the records once the old files are vacuumed."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""The promises of docs/delivery.md, with a consumer that is killed while it works."""
+"""docs/delivery.md keeps its promises when a consumer is killed while it works."""
 
 import sqlite3
 from collections import Counter
@@ -21,7 +21,7 @@ EVERY = {f"{partition}-{offset}" for partition in range(2) for offset in range(R
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory):
-    """A store with 700 orders in each of two partitions, and nothing in ``invoices``."""
+    """Yield a store with 700 orders in each of two partitions, and an empty topic ``invoices``."""
     # The page waits 5 seconds for records. The first rebalance would take 3 of them.
     environment = {"LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
     data = tmp_path_factory.mktemp("shop") / "data"
@@ -35,7 +35,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory):
 
 
 def killed_and_run_again(name: str, url: str, done: Path, *arguments: object) -> Counter:
-    """The number of times that each record's work was done. The kill comes in the second poll."""
+    """Kill the program in its second poll and run it again; return how often the work of each record was done."""
     run(name, url, done, *arguments, kill_after=600)
     assert len(done.read_text().splitlines()) == 600
     run(name, url, done, *arguments)
@@ -54,7 +54,7 @@ def test_at_least_once_leaves_nothing_out(shop: str, tmp_path: Path, name: str):
     found = killed_and_run_again(name, shop, tmp_path / "done")
     assert found.keys() == EVERY
     assert 0 < sum(count > 1 for count in found.values()) <= (600 if name == "at_least_once" else 500)
-    # All of it is committed: there is nothing more to do.
+    # Every offset is committed, so no work is left.
     run(name, shop, tmp_path / "again")
     assert (tmp_path / "again").read_text() == ""
 
@@ -71,7 +71,7 @@ def test_exactly_once_from_topic_to_topic(shop: str, tmp_path: Path):
     for partition, records in stored_records(shop, "invoices").items():
         assert [record.value for record in records] == [b"%d-%d" % (partition, i) for i in range(RECORDS)]
     with Admin(shop) as admin:
-        # All but the last result may go.
+        # Retention may remove all but the last result.
         admin.delete_records("invoices", 0, RECORDS - 1)
         run("exactly_once_into_a_topic", shop, tmp_path / "again")
         admin.delete_records("invoices", 1, -1)

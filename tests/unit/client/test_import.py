@@ -1,4 +1,4 @@
-"""A program that begins with our client waits for nothing that it does not use."""
+"""A program that imports our client first does not wait for packages that it does not use."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from logstore.protocol.record_batch import RecordBatch, encode_batches
 from logstore.records.schema import WIRE_SCHEMA, null_headers
 
-#: Each takes a good part of a second to import, where it is installed.
+#: Each takes a large part of a second to import, where it is installed.
 HEAVY = ("pandas", "pyarrow.parquet", "pyarrow.dataset", "deltalake", "pydantic", "rich")
 pytestmark = pytest.mark.system
 

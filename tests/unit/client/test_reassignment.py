@@ -1,4 +1,4 @@
-"""Plans of reassignments: what they move, what they leave alone, and files that are none."""
+"""Plans of reassignments: the replicas that they move, those that they leave alone, and files that are no plans."""
 
 from collections import Counter
 
@@ -161,7 +161,7 @@ def test_a_plan_is_refused_whole_if_it_cannot_be_carried_out() -> None:
         require_possible(ReassignmentPlan((PlannedPartition("t", 9, (1,)),)), THREE, {1, 2, 3})
     with pytest.raises(InvalidReplicaAssignmentError, match=r"t-0 to brokers \[7\], and there are \[1, 2, 3\]"):
         require_possible(ReassignmentPlan((PlannedPartition("t", 0, (7, 1)),)), THREE, {1, 2, 3})
-    # One that is away, and has its replica already, keeps it.
+    # A broker that is away keeps the replica that it has.
     require_possible(ReassignmentPlan((PlannedPartition("t", 0, (3, 1)),)), THREE, {1, 2})
 
 

@@ -1,4 +1,4 @@
-"""A topic is deleted and made again under its readers and writers: the new one is no continuation of it."""
+"""A topic is deleted and made again under its readers and writers: the new topic does not continue the old one."""
 
 import time
 from itertools import islice
@@ -25,7 +25,7 @@ OLD, NEW = [b"old"] * 50, [b"new %d" % i for i in range(200)]
 
 @pytest.fixture
 def old(store: str, admin: Admin) -> TopicPartition:
-    """The one partition of a topic, with 50 records."""
+    """Create a topic of one partition with 50 records, and return the partition."""
     name = f"t-{uuid4().hex[:12]}"
     admin.create_topic(name, partitions=1)
     post(store, name, 0, OLD)
@@ -45,7 +45,7 @@ def make_again(admin: Admin, store: str, old: TopicPartition, values: list[bytes
 
 
 def values_until(consumer: Consumer, last: bytes, *, columns: bool = False) -> list[bytes]:
-    """The values up to the first ``last``. Errors of a topic that is away for a moment are passed over."""
+    """Return the values up to the first ``last``, and ignore errors of a topic that is away for a moment."""
     values: list[bytes] = []
     deadline = time.monotonic() + 30
     while last not in values:
@@ -71,7 +71,7 @@ def committed(admin: Admin, group: str) -> dict[tuple[str, int], int]:
 
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("columns", [False, True])
-def test_a_consumer_begins_anew_and_commits_no_old_position(
+def test_a_consumer_begins_again_and_commits_no_old_position(
     store: str, admin: Admin, old: TopicPartition, group: str, paused: bool, columns: bool
 ) -> None:
     with Consumer(store, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
@@ -94,7 +94,7 @@ def test_a_consumer_begins_anew_and_commits_no_old_position(
         assert committed(admin, group) == {old: len(NEW)}
 
 
-def test_without_a_look_in_between_a_resumed_partition_begins_anew(
+def test_without_a_look_in_between_a_resumed_partition_begins_again(
     store: str, admin: Admin, old: TopicPartition
 ) -> None:
     with Consumer(store, auto_offset_reset="earliest") as consumer:
@@ -150,7 +150,7 @@ def test_the_groups_offset_in_the_new_topic_counts(store: str, admin: Admin, old
 def test_prefetched_records_of_the_old_topic_are_dropped(
     store: str, admin: Admin, old: TopicPartition, group: str, iterating: bool
 ) -> None:
-    # Nothing is fetched while there is something to hand out, so that nobody sees that the topic is away.
+    # The consumer fetches nothing while it has records to return, so it does not notice that the topic is away.
     with Consumer(
         store,
         group_id=group,
@@ -199,7 +199,7 @@ def test_offsets_that_a_program_kept_are_not_committed_to_the_new_topic(
         assert values_until(consumer, OLD[-1])
         consumer.pause([old])
         make_again(admin, store, old)
-        # The second time the consumer has looked at the new topic.
+        # At the second commit the consumer has looked at the new topic.
         for _ in range(2):
             with pytest.raises(UnknownTopicIdError):
                 consumer.commit({old: len(OLD)})
@@ -291,7 +291,7 @@ def test_an_offset_of_the_old_topic_that_is_sought_is_not_read_in_the_new_one(
         assert values_until(consumer, OLD[-1])
         consumer.pause([old])
         make_again(admin, store, old)
-        # A program that could not work on its last record does this.
+        # A program does this after it could not finish its last record.
         consumer.seek(old, len(OLD) - 1)
         consumer.resume([old])
         assert values_until(consumer, NEW[-1]) == NEW
@@ -316,9 +316,9 @@ def stored(store: str, topic: str) -> dict[int, list[bytes | None]]:
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_a_producer_counts_anew_in_the_new_topic(store: str, admin: Admin, topic: str, idempotent: bool) -> None:
+def test_a_producer_counts_from_zero_in_the_new_topic(store: str, admin: Admin, topic: str, idempotent: bool) -> None:
     with FaultyProxy(store) as proxy, Producer(proxy.url, enable_idempotence=idempotent) as producer:
-        # As many records as in the new topic: there they repeat nothing.
+        # The new topic gets as many records, and there they repeat nothing.
         for value in (b"0", b"1"):
             producer.send_batch(topic, {"value": [value] * 4, "partition": [0, 1, 1, 3]}).result()
         admin.delete_topic(topic)
@@ -329,7 +329,7 @@ def test_a_producer_counts_anew_in_the_new_topic(store: str, admin: Admin, topic
         producer.flush()
         sequences = [seen.headers.get("Logstore-Base-Sequences") for seen in proxy.seen]
     counted = ["0=0,1=0,3=0", "0=1,1=2,3=1"]
-    # The record is refused by its topic id, and sent to the new topic.
+    # The store refuses the record for its topic id, and the producer sends it to the new topic.
     assert sequences == ([*counted, "0=2,1=4,3=2", *counted] if idempotent else [None] * 5)
     assert stored(store, topic) == {0: [b"2", b"3"], 1: [b"2", b"2", b"3", b"3"], 3: [b"2", b"3"]}
 

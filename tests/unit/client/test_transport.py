@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from logstore import errors
+from logstore.client import transport as transport_module
 from logstore.client.admin import Admin
 from logstore.client.connections import Connections
 from logstore.client.transport import Transport
@@ -20,7 +21,7 @@ THROTTLED = (429, {"Retry-After": "0"}, json.dumps({"error_code": 42901, "messag
 
 @contextmanager
 def answering(answers: list[tuple[int, dict[str, str], bytes] | None]) -> Iterator[tuple[str, list[str]]]:
-    """A real HTTP server that gives ``answers`` in turn; None cuts the connection. Its URL, and the requests."""
+    """Run a real HTTP server that gives ``answers`` in turn (None cuts the connection); yield its URL and requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,7 +60,7 @@ def answering(answers: list[tuple[int, dict[str, str], bytes] | None]) -> Iterat
 
 @pytest.fixture
 def closed_port() -> Iterator[str]:
-    # Bound and not listening: connections are refused, and nobody else gets the port.
+    # The socket is bound and does not listen: connections are refused, and no other process gets the port.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
@@ -94,6 +95,18 @@ def test_names_all_addresses_when_none_answers(closed_port):
         pytest.raises(errors.StoreUnreachableError, match=re.escape(f"http://{closed_port}, http://{closed_port}/b")),
     ):
         transport.request("GET", "/")
+
+
+def test_one_warning_says_that_no_store_can_be_reached(closed_port, monkeypatch, caplog):
+    monkeypatch.setattr(transport_module, "_WARN_S", 0.0)
+    with (
+        Transport(f"http://{closed_port}", retry_timeout_s=0.5) as transport,
+        pytest.raises(errors.StoreUnreachableError),
+    ):
+        transport.request("GET", "/topics")
+    (warning,) = caplog.messages
+    assert f"No store answers at http://{closed_port}" in warning
+    assert "trying for another" in warning
 
 
 def test_sends_again_after_a_throttled_answer_whatever_the_method():
@@ -133,7 +146,7 @@ def test_never_sends_a_post_again_after_a_lost_answer():
     ],
 )
 def test_a_read_from_a_port_of_something_else_says_so(greeting: bytes, message: str):
-    """A read takes no effect, so nothing about it is unknown."""
+    """Check that the outcome is not called unknown, because a read has no effect."""
 
     def answer(listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -248,7 +261,7 @@ def test_no_connection_is_kept_after_close_whatever_was_on_its_way():
 
 
 def test_a_connection_that_is_interrupted_as_its_answer_comes_is_not_kept():
-    """Its socket is shut down: the next request would break on it."""
+    """Interrupt the read: the socket is shut down, so the next request would fail on it."""
     with answering([OK, OK]) as (url, asked):
         connections = Connections(url)
 

@@ -1,4 +1,4 @@
-"""Placement: evenly, over racks; reassignment keeps what is in sync."""
+"""Placement is even, also over racks; a reassignment keeps the replicas that are in sync."""
 
 from collections import Counter
 

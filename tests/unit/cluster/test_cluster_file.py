@@ -1,4 +1,4 @@
-"""``cluster.json`` of a new cluster, whose brokers write it at one time."""
+"""``cluster.json`` of a new cluster, whose brokers write it at the same time."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from logstore.filesystem import FileSystem, local_filesystem
 
 
 class _Interrupted(FileSystem):
-    """Another broker writes the file just before this one renames its own."""
+    """A file system on which another broker writes the file just before this one renames its own."""
 
     def rename(self, old: Path, new: Path) -> None:
         write_cluster_file(local_filesystem(), new.parent, "id")

@@ -1,4 +1,4 @@
-"""The embedded coordinator: one cluster id for ever, a leader epoch that only rises."""
+"""The embedded coordinator keeps one cluster id for ever, and a leader epoch that only rises."""
 
 import contextlib
 import json
@@ -67,7 +67,7 @@ async def test_every_start_leads_with_a_higher_epoch(tmp_path: Path) -> None:
 
 
 async def test_an_epoch_is_above_all_that_the_tables_have_seen(tmp_path: Path) -> None:
-    # The broker's own directory may be lost; the tables remember who led.
+    # The broker's directory may be lost, but the tables remember the leaders.
     assert await elected(tmp_path, 41) == 42
     assert await elected(tmp_path, 0) == 43
 
@@ -129,7 +129,7 @@ async def test_a_directory_of_version_1_is_taken_over_and_earlier_releases_refus
         async with started(tmp_path) as coordinator:
             assert coordinator.cluster_id == "kept"
             await coordinator.find_leaders([])
-        # Releases of version 1 compare this number first, and refuse any other.
+        # Releases of version 1 compare this number first, and refuse any other number.
         assert json.loads(cluster_file.read_text())["format_version"] == 2
 
 
@@ -162,7 +162,7 @@ async def test_one_node_is_its_own_controller_and_only_replica(tmp_path: Path) -
 
 
 async def test_a_broker_whose_start_was_refused_owns_nothing(tmp_path: Path) -> None:
-    """Such as one of a cluster that found no ZooKeeper: its lock file stays."""
+    """Leave a lock file, as a refused start does, such as that of a cluster that found no ZooKeeper."""
     other = tmp_path / "brokers" / "4"
     other.mkdir(parents=True)
     journal = other / "journal" / "0"
@@ -185,7 +185,7 @@ def files_of(data: Path) -> dict[str, bytes]:
 
 
 async def begun(data: Path, durable_end: int) -> JournalIdentity:
-    """A start that began a journal, which is durable up to a position."""
+    """Start with a new journal that is durable up to ``durable_end``, and return the journal's identity."""
     async with started(data) as coordinator:
         await coordinator.find_leaders([])
         coordinator.journal_record.record(durable_end)
@@ -218,7 +218,7 @@ async def test_a_journal_that_is_not_the_one_that_stood_here_is_refused_and_noth
         await coordinator.find_leaders([])
         new = coordinator.journal_record.identity
         assert new.directory_id != identity.directory_id
-    # A crash before the first file leaves the choice as it was made.
+    # After a crash before the first file, the choice still holds.
     async with started(tmp_path, found):
         pass
 
@@ -231,7 +231,7 @@ async def test_a_new_journal_is_refused_where_nothing_is_wrong(tmp_path: Path) -
 
 
 async def test_the_epoch_is_above_that_of_the_start_that_began_the_journal(tmp_path: Path) -> None:
-    """The file beside the journal may be an older image of itself."""
+    """Keep an older image of the file beside the journal."""
     identity = await begun(tmp_path, 700)
     newer = FoundJournal(tmp_path, 800, identity._replace(incarnation=41), is_empty=False)
     async with started(tmp_path, newer) as coordinator:
@@ -239,7 +239,7 @@ async def test_the_epoch_is_above_that_of_the_start_that_began_the_journal(tmp_p
 
 
 async def test_a_directory_of_an_earlier_release_is_taken_with_any_journal(tmp_path: Path) -> None:
-    """It did not write down how far its journal was durable."""
+    """Take a directory that does not record how far its journal was durable."""
     home = tmp_path / "brokers" / "0"
     home.mkdir(parents=True)
     (home / "broker.json").write_bytes(checked_file.encode({"leader_epoch": 7}))

@@ -1,4 +1,4 @@
-"""The lease, C14: what an answered renewal proves."""
+"""The lease (C14), and what an answered renewal proves."""
 
 from logstore.cluster.lease import RENEWAL, Lease
 from tests.support.manual_clock import ManualClock
@@ -58,7 +58,7 @@ def test_regular_renewals_hold_it():
 def test_a_late_answer_does_not_bring_it_back_for_long_ago():
     lease, clock = lease_at(0.0)
     lease.begin(0.0, TIMEOUT_S)
-    clock.monotonic_s = 40.0  # stopped, with a renewal on its way
+    clock.monotonic_s = 40.0  # the process was stopped, with a renewal under way
     lease.renewed(5.0, TIMEOUT_S)
     assert not lease.is_held
     lease.renewed(40.0, TIMEOUT_S)

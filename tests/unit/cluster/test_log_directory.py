@@ -1,4 +1,4 @@
-"""The identity of a log directory: durable, and that of one broker of one cluster."""
+"""The identity of a log directory is durable, and belongs to one broker of one cluster."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def found_journal(end: int, identity: JournalIdentity | None) -> FoundJournal:
 
 
 def begun(kind: str, path: Path) -> LogDirectory | OneNodeDirectory:
-    """The identity of a directory whose journal was durable up to 700."""
+    """Return the identity of a directory whose journal was durable up to 700."""
     directory = (
         LogDirectory.open(path, FileSystem(), "c", 1)
         if kind == "cluster"

@@ -1,4 +1,4 @@
-"""Where brokers have recorded their log directories, and what of that holds on the machine that looks."""
+"""The places that brokers have recorded for their log directories, and which of them hold on this machine."""
 
 import uuid
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_broker_that_moves_is_found_where_it_is(data: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("there", ["nothing", "another broker's", "another cluster's", "damaged"])
 def test_a_path_that_is_not_the_brokers_here_is_out_of_reach(data: Path, tmp_path: Path, there: str) -> None:
-    """The same path of another machine may be the directory of another broker."""
+    """Record a path which on this machine may be the directory of another broker."""
     path = tmp_path / "disk"
     if there != "nothing":
         log_directory(path, 2 if there == "another broker's" else 1, "b" if there == "another cluster's" else CLUSTER)

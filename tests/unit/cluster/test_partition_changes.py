@@ -1,4 +1,4 @@
-"""ISR changes of a leader over a ZooKeeper that does what the test says."""
+"""A leader's ISR changes over a ZooKeeper that the test controls."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ def view_of(row: PartitionRegistration, version: int, *brokers: int) -> ClusterV
 
 
 class ZooKeeper:
-    """``ZooKeeper`` and ``WatchedView``. A write is done, and the read behind it fails."""
+    """A ``ZooKeeper`` and ``WatchedView`` on which a write succeeds, and the read after it fails."""
 
     def __init__(self) -> None:
         self.view = view_of(ROW, 0, 1, 2)
@@ -47,7 +47,9 @@ class ZooKeeper:
 
 
 def test_a_change_that_was_done_and_not_read_is_read_before_it_is_tried_again() -> None:
-    """Refused over the view from before, the proposal would end, and the high watermark pass a replica in sync."""
+    """Read first: a refusal by the old view would end the proposal, and the high watermark would pass an in-sync
+    replica.
+    """
 
     async def scenario() -> None:
         zookeeper: Any = ZooKeeper()
@@ -55,7 +57,7 @@ def test_a_change_that_was_done_and_not_read_is_read_before_it_is_tried_again() 
         with pytest.raises(ZooKeeperUnavailableError):
             await changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False)
         assert len(zookeeper.written) == 1
-        # A pass that began before the write has told that broker 2 is gone.
+        # A pass that began before the write has reported that broker 2 is gone.
         zookeeper.view = view_of(ROW, 0, 1)
         with pytest.raises(ZooKeeperUnavailableError):
             await changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False)
@@ -69,7 +71,7 @@ def test_a_change_that_was_done_and_not_read_is_read_before_it_is_tried_again() 
 
 
 def test_a_change_behind_one_that_waits_is_refused_when_that_is_written() -> None:
-    """A leader that decides anew at once would keep the broker busy, and in a simulation for ever (seed 77.1)."""
+    """Refuse the change late: a leader that retries at once keeps a broker busy, a simulation for ever (seed 77.1)."""
 
     async def scenario() -> None:
         zookeeper: Any = ZooKeeper()

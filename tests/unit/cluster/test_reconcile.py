@@ -1,4 +1,4 @@
-"""The controller's steps, each by itself; ``tests/stateful/test_reconcile_model.py`` has them all together."""
+"""The controller's steps, one by one; ``tests/stateful/test_reconcile_model.py`` tests all of them together."""
 
 import dataclasses
 from uuid import UUID, uuid4
@@ -36,7 +36,7 @@ def row(leader, isr, replicas=(1, 2, 3), epoch=5, **more) -> PartitionRegistrati
 
 
 def decided(view: ClusterView, policy=None) -> tuple[PartitionRegistration, ...]:
-    """The rows of topic t afterwards."""
+    """Return the rows of topic t after the decisions."""
     decisions = reconcile(view, {}, policy or Policy())
     return apply(view, decisions.writes).topics["t"].document.partitions
 

@@ -1,4 +1,4 @@
-"""What a broker looks at before it joins a cluster: its journal, and the directory of a store of one node."""
+"""Before it joins a cluster, a broker looks at its journal and at the directory of a store of one node."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_journal_that_was_moved_to_log_dirs_is_not_looked_for_where_a_refused_
 
 
 def test_an_empty_place_of_the_journal_is_refused_where_it_is_not_known_how_far_it_was_durable(tmp_path: Path) -> None:
-    """The directory of an earlier release, of which the journal's file system is not mounted."""
+    """Use the directory of an earlier release whose journal is on a file system that is not mounted."""
     data, elsewhere = tmp_path / "data", tmp_path / "log"
     run(start_one_node(data))
     home = data / "brokers" / "0"
@@ -81,7 +81,7 @@ def test_c12_a_journal_that_is_not_the_one_that_stood_here_gets_a_directory_id_t
     assert other.directory_id != directory.directory_id
     assert other.durable_end is None
     assert directory.expected.is_begun_in(whole)
-    # This start, and each that follows until one has begun a file of its own and recorded that, may find a hole in it.
+    # This start may find a hole in the journal, and so may later ones, until one has begun and recorded its own file.
     assert other.expected.is_begun_in(found) == (lost == "gone")
     begun = replace(found, identity=JournalIdentity(other.directory_id, 2))
     assert not other.expected.is_begun_in(begun)

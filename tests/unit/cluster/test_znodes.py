@@ -1,4 +1,4 @@
-"""Documents: written and read back; one that no broker writes is refused by its path; sizes are capped."""
+"""Documents are written and read back; one that no broker writes is refused by its path; sizes are limited."""
 
 import contextlib
 from uuid import UUID

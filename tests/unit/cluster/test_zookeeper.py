@@ -1,4 +1,4 @@
-"""``zookeeper.connect``, and the ZooKeeper of this machine; ``tests/cluster`` has the rest, on a real one."""
+"""``zookeeper.connect``, and this machine's ZooKeeper; ``tests/cluster`` has the rest, on a real one."""
 
 import asyncio
 import dataclasses
@@ -51,7 +51,7 @@ def test_what_a_zookeeper_here_lacks_is_one_error(tmp_path: Path, monkeypatch):
 
 @pytest.mark.anyio
 async def test_a_server_that_never_answers_does_not_cost_a_whole_session():
-    """ZooKeeper leaves connections open that it got while it read its data: the next one is answered."""
+    """Connect again: ZooKeeper never answers connections that came while it read its data, but answers the next one."""
     taken: list[asyncio.StreamWriter] = []
     async with await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0) as silent:
         port = silent.sockets[0].getsockname()[1]

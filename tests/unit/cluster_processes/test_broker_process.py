@@ -1,4 +1,4 @@
-"""The process of a broker, started again and again."""
+"""A broker's process is started again and again."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ async def test_news_of_the_former_process_do_not_end_the_next(tmp_path: Path) ->
         1, {"LOGSTORE_PORT": "0", "LOGSTORE_KAFKA_LISTENERS": ""}, tmp_path / "data", tmp_path / "log"
     )
     first = await broker.start([])
-    # asyncio tells those who wait of the end when nobody can write to the pipe any more.
+    # asyncio reports the end to waiting tasks only when no process can write to the pipe any more.
     output = os.open(f"/proc/{first.pid}/fd/1", os.O_WRONLY)
     try:
         late = asyncio.create_task(broker.ended())

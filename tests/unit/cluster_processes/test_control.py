@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Directory:
-    # Longer than the name of a socket may be.
+    # This path is longer than the name of a socket may be.
     found = Directory(tmp_path / ("d" * 120))
     found.home.mkdir(parents=True)
     return found

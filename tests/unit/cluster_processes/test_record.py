@@ -1,4 +1,4 @@
-"""What a cluster on this machine leaves for its next start."""
+"""The files that a cluster on this machine leaves for its next start."""
 
 from pathlib import Path
 

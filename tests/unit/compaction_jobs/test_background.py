@@ -115,14 +115,14 @@ def test_one_bound_holds_for_what_all_jobs_read_and_write(tmp_path, io_max):
 
 
 def test_the_first_look_is_a_while_after_the_start_and_not_an_interval_later(tmp_path, monkeypatch):
-    """What a store rolls after its start waits for seconds, not for minutes."""
+    """Roll after the start: the topic waits for seconds, not for minutes."""
     monkeypatch.setattr(background, "INITIAL_DELAY_S", 5)
     found = Jobs(tmp_path, {"retention.ms": "1000"}, interval_ms=3_600_000)
     (tmp_path / "topics").mkdir()
     thread = threading.Thread(target=found.jobs.keep_up, daemon=True)
     thread.start()
     topic = old_topic(tmp_path, "later")
-    # The segments end before the run is reported.
+    # The segments are gone before the run is reported.
     eventually(lambda: [run.job for run in found.runs][:1] == ["retention"])
     assert topic.contents() == {}
     found.stopping.set()

@@ -1,4 +1,4 @@
-"""A store whose tables are cut by retention behind its back."""
+"""Retention cuts a store's tables behind its back."""
 
 import time
 
@@ -58,7 +58,7 @@ def test_all_of_history_may_go_and_the_log_goes_on(tmp_path):
 
 
 def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
-    """The files are deleted before the store has followed: below the new log start is out of range, not corruption."""
+    """Delete files before the store has followed: offsets below the new log start are out of range, not corrupt."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -90,7 +90,7 @@ def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
     ],
 )
 def test_an_idle_topic_empties_by_itself(tmp_path, configs):
-    """Records in the journal are not removed. Once they have expired the store rolls them, and retention can."""
+    """Let records in the journal expire: the store then rolls them, and retention can remove them."""
 
     async def scenario() -> None:
         clock = ManualClock()

@@ -34,7 +34,7 @@ def test_nothing_is_left_of_a_partition_of_old_tombstones(tmp_path):
 
 
 def test_segments_of_which_nothing_is_left_go_with_a_neighbour(tmp_path):
-    """Records without a key, aborted ranges and whole segments of old values; those with a last value stay."""
+    """Compact records without keys, aborted ranges and whole segments of old values. Those with a last value stay."""
     topic = KeyedTopic.create(tmp_path, "users", 2, cleanup_policy="compact", segment_bytes=1)
     keyless = [Record(None, bytes(500), NOW_MS)] * 5
     for first, second in (
@@ -56,7 +56,7 @@ def test_segments_of_which_nothing_is_left_go_with_a_neighbour(tmp_path):
 
 
 def test_a_job_plans_again_when_another_job_was_faster(tmp_path):
-    """Retention takes a planned file away while Spark works; a roll comes in between, too."""
+    """Remove a planned file while Spark works, as retention does, and roll in between."""
     topic = KeyedTopic.create(tmp_path, "users", 2, cleanup_policy="compact,delete")
     for value in (b"1", b"2", b"3"):
         records = [Record(b"a", value, NOW_MS), Record(value, value, NOW_MS)]
@@ -94,7 +94,9 @@ def test_a_job_that_ends_before_its_commit_leaves_files_that_nobody_reads(tmp_pa
 
 
 def test_a_job_that_dies_in_its_commit_leaves_the_table_as_before_or_as_after(tmp_path):
-    """``python -m tests.faults.fail_points --jobs`` does this with real processes, at every step."""
+    """Kill a job in its commit; ``python -m tests.faults.fail_points --jobs`` does it with real processes at every
+    step.
+    """
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
     for point in ("job.written", "delta.committed"):
         topic.roll({0: [Record(b"%d" % (n % 3), b"%d" % n, NOW_MS) for n in range(10)]})
@@ -119,7 +121,7 @@ def paths(topic: KeyedTopic) -> list[str]:
 
 
 def test_a_file_that_loses_no_record_stays_as_it_is(tmp_path):
-    """Before and after it was compacted; the clean point moves all the same, even if nothing else changes."""
+    """Compact twice: the clean point moves even if nothing else changes."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
     for keys in ((b"a", b"b"), (b"c", b"d"), (b"e", b"f")):
         topic.roll({0: put(*keys)})
@@ -137,7 +139,7 @@ def test_a_file_that_loses_no_record_stays_as_it_is(tmp_path):
 
 
 def test_the_time_of_a_tombstone_is_noted_once_and_kept_by_files_that_stay(tmp_path):
-    """Its file is written anew when compaction meets it first, and when its time is over; not in between."""
+    """Rewrite the file when compaction first meets the tombstone and when its time is over, but not in between."""
     topic = KeyedTopic.create(
         tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0, delete_retention_ms=100
     )
@@ -214,7 +216,7 @@ def test_keys_that_do_not_fit_are_left_to_spark(tmp_path, monkeypatch):
 
 
 def test_files_of_other_writers_are_compacted_whatever_was_clean_before(tmp_path):
-    """An OPTIMIZE joins clean and dirty segments to a file without a footer."""
+    """Let an OPTIMIZE join clean and dirty segments to a file without a footer."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
     topic.roll({0: put(b"a", b"b", b"a")})
     topic.roll({0: put(b"b", b"c")})
@@ -234,7 +236,7 @@ def test_files_of_other_writers_are_compacted_whatever_was_clean_before(tmp_path
 
 @pytest.mark.parametrize("run", [compact, compact_by_tasks])
 def test_older_values_go_again_that_a_restore_brought_back(tmp_path, run):
-    """Below the clean point, where files that compaction left have each key once; in both engines."""
+    """Restore old values below the clean point, where compaction had left each key once; both engines remove them."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
     topic.roll({0: put(b"a", b"b")})
     topic.roll({0: put(b"a", b"c")})
@@ -243,7 +245,7 @@ def test_older_values_go_again_that_a_restore_brought_back(tmp_path, run):
     assert list(topic.contents()) == [1, 2, 3]
     DeltaTable(str(path_of(topic.table))).restore(version)
     assert list(topic.contents()) == [0, 1, 2, 3]
-    # Nothing was rolled since: the files that came back make the partition dirty.
+    # No segment was rolled since: the restored files make the partition dirty.
     run(topic, NOW_MS)
     assert list(topic.contents()) == [1, 2, 3]
     left = paths(topic)
@@ -253,7 +255,7 @@ def test_older_values_go_again_that_a_restore_brought_back(tmp_path, run):
 
 
 def test_files_that_came_while_a_compaction_ran_are_not_clean(tmp_path):
-    """It leaves the clean file as it is. Meanwhile a RESTORE puts older ones in that file's place."""
+    """Leave the clean file as it is, while a RESTORE puts older ones in its place."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
     topic.roll({0: put(b"a", b"a")})
     topic.roll({0: put(b"x", b"x")})
@@ -271,7 +273,7 @@ def test_files_that_came_while_a_compaction_ran_are_not_clean(tmp_path):
 
 
 def test_no_deleted_key_comes_back_after_a_restore(tmp_path):
-    """A RESTORE brings an old value and its tombstone back below the clean point. The value goes first."""
+    """Restore an old value and its tombstone below the clean point. The value must go first."""
     topic = KeyedTopic.create(
         tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0, delete_retention_ms=100
     )
@@ -289,8 +291,9 @@ def test_no_deleted_key_comes_back_after_a_restore(tmp_path):
 
 
 def test_no_deleted_key_comes_back_after_a_restore_and_a_merge(tmp_path):
-    """A merge joins what was compacted with what a RESTORE brought back. No compaction has met the tombstone of that,
-    whatever other tombstones of the file it has met.
+    """Merge compacted records with restored ones.
+
+    No compaction has seen the restored tombstone, although one has seen other tombstones of the file.
     """
     topic = KeyedTopic.create(
         tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0, delete_retention_ms=100

@@ -1,4 +1,4 @@
-"""Topics that are passed over, and those that are not; the order of key compaction."""
+"""Topics that a job skips, and those that it does not; the order of key compaction."""
 
 import os
 from pathlib import Path
@@ -20,19 +20,19 @@ def record(timestamp_ms: int = NOW_MS, key: bytes = b"k") -> Record:
 
 
 def settle(topic: KeyedTopic) -> None:
-    """The last change of the log lies so far back that another one would change its mark."""
+    """Set the log's last change so far back that another one would change its mark."""
     log = path_of(topic.table) / "_delta_log"
     os.utime(log, ns=(log.stat().st_mtime_ns - 10**10,) * 2)
 
 
 class Retention:
-    """The job's runs on what is due."""
+    """Runs of the retention job on the topics that are due."""
 
     def __init__(self, data: Path) -> None:
         self.due = DueTopics(OpenTopics(open_root(data), {}))
 
     def run(self, now_ms: int) -> dict[str, str | None]:
-        """The topics that it was run on, with their errors."""
+        """Run it, and return the topics that it ran on, with their errors."""
         ran = {}
         for topic, mark in self.due.take(now_ms):
             with job_context(now_ms) as context:
@@ -69,7 +69,7 @@ def test_a_topic_that_fails_is_tried_again_later_and_later(tmp_path):
     job, now = Retention(tmp_path), NOW_MS
     for n in range(8):
         assert "retention.ms" in str(job.run(now)["events"])
-        topic.roll({0: [record()]})  # a change makes it due no sooner
+        topic.roll({0: [record()]})  # a change does not make it due sooner
         pause = min(RETRY_MAX_MS, RETRY_MS << n)
         assert job.run(now + pause - 1) == {}
         now += pause
@@ -91,7 +91,7 @@ def test_the_dirtiest_topics_are_compacted_first(tmp_path):
     assert [topic.name for topic, _ in clean] == ["clean", "not-compacted"]
 
 
-def test_a_topic_that_was_made_anew_under_its_name_is_another_one(tmp_path):
+def test_a_topic_that_was_made_again_under_its_name_is_another_one(tmp_path):
     job = Retention(tmp_path)
     first = KeyedTopic.create(tmp_path, "events", retention_ms=HOUR_MS)
     first.roll({0: [record()]})

@@ -7,7 +7,7 @@ from tests.support.keyed_topics import KeyedTopic, Record
 
 
 def test_a_partition_that_lacks_what_a_restore_took_away_is_not_compacted(tmp_path):
-    """Readers pass over gaps below the clean point: the loss would not show any more."""
+    """Refuse to compact: readers skip gaps below the clean point, so the loss would no longer show."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact")
     for value in (b"1", b"2", b"3"):
         topic.roll({0: [Record(b"k", value, 1), Record(b"l", value, 1)]})

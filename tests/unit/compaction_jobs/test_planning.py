@@ -1,4 +1,4 @@
-"""Plans held against small models that go through the log one segment, or one offset, at a time."""
+"""Plans agree with small models that go through the log one segment, or one offset, at a time."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +21,7 @@ from tests.support.partition_histories import NOW, configs, histories, segment_f
 
 
 def kafka_log_start(state: PartitionState, files: tuple[SegmentFile, ...], config: TopicConfig) -> int:
-    """As UnifiedLog.deleteOldSegments, run until it finds nothing: by time, by size, one oldest segment at a time."""
+    """Return the log start of UnifiedLog.deleteOldSegments, run to its end: by time, by size, oldest segments first."""
 
     def has_records(file: SegmentFile) -> bool:
         return any(offset >= state.log_start for offset in offsets(file))
@@ -43,7 +43,7 @@ def kafka_log_start(state: PartitionState, files: tuple[SegmentFile, ...], confi
 
 
 def offsets(file: SegmentFile) -> range:
-    """That it may have records of."""
+    """Return the offsets of which the file may have records."""
     return range(file.min_offset, file.max_offset + 1) if file.num_records else range(0)
 
 
@@ -53,7 +53,7 @@ def test_retention_is_kafkas(history, config):
     plan = plan_retention(0, state, files, config, NOW)
     start = kafka_log_start(state, files, config)
     below = [f for f in files if f.end_offset <= start]
-    # The last one keeps the state at ``sealed``, except where another writer made it, who has none.
+    # The last file keeps the state at ``sealed``, unless another writer made it: such a file has no state.
     gone = below[:-1] if below and below[-1] is files[-1] and "partition" in below[-1].path else below
     left = files[len(gone) :]
     cut = [f for f in left if offsets(f) and offsets(f)[0] < start]
@@ -91,7 +91,7 @@ def test_without_the_policy_only_deleted_records_go():
 
 
 def test_records_below_the_log_start_hold_up_nothing():
-    """delete-records has passed all records of a segment, and not its end: no later run finds more to retain."""
+    """Set the log start behind all records of a segment, but before its end: no later run finds more to remove."""
     left = (segment_file(0, newest_ms=NOW)._replace(max_offset=4), segment_file(10, newest_ms=NOW))
     config = TopicConfig.parse({"retention.ms": "500"})
     plan = plan_retention(0, PartitionState(20, 0, 7, 0, 0), left, config, NOW)
@@ -99,7 +99,7 @@ def test_records_below_the_log_start_hold_up_nothing():
 
 
 def test_a_file_with_records_in_several_places_goes_with_the_last_of_them():
-    """It can only be removed as a whole, and cut nowhere. The segments between its places go."""
+    """Expire a file that can only be removed as a whole, and not cut. The segments between its places go."""
     piece = segment_file(0)._replace(path="partition=0/a.parquet\n[0,10)", foreign=True, shared=True)
     other = segment_file(20)._replace(path="partition=0/a.parquet\n[20,30)", foreign=True, shared=True)
     files = (piece, segment_file(10), other, segment_file(30))
@@ -117,7 +117,7 @@ def test_a_file_with_records_in_several_places_goes_with_the_last_of_them():
 
 
 def test_a_late_record_holds_up_what_is_behind_it():
-    """Prefixes only: an old segment behind a younger one stays."""
+    """Remove only a prefix: an old segment behind a younger one stays."""
     ages = (900, 100, 900)
     files = tuple(segment_file(n * 10, newest_ms=NOW - age) for n, age in enumerate(ages))
     config = TopicConfig.parse({"retention.ms": "500"})
@@ -149,7 +149,7 @@ def test_compaction_stops_at_the_clean_point(history, config):
 
 @given(histories(), configs, st.integers(1, 60))
 def test_compacted_segments_leave_no_gap(history, config, segment_bytes):
-    """Their ranges are the place of what they replace, up to the files that stay."""
+    """Check that the new ranges cover those that they replace, up to the files that stay."""
     state, files = history
     plan = plan_compaction(0, state, files, config, NOW)
     if plan is None:
@@ -167,7 +167,7 @@ def test_compacted_segments_leave_no_gap(history, config, segment_bytes):
 
 @given(histories(), configs)
 def test_a_partition_is_compacted_when_it_is_due(history, config):
-    """With the dirty ratio at 0, a partition is left alone only if its first dirty segment is too young."""
+    """Set the dirty ratio to 0: a partition is then skipped only if its first dirty segment is too young."""
     state, files = history
     config = replace(config, min_cleanable_dirty_ratio=0.0)
     below = state.log_start if is_changed(state, files) else max(state.cleaned, state.log_start)
@@ -191,7 +191,7 @@ def test_a_compacted_partition_is_clean(history, config):
 
 
 def whole(files: tuple[SegmentFile, ...]) -> CompactionPlan:
-    """A plan of all files."""
+    """Return a plan of all files."""
     assume(files)
     return CompactionPlan(0, files[0].base_offset, 0, files[-1].end_offset, files)
 

@@ -93,7 +93,7 @@ def test_old_segments_go_with_the_log_start_in_one_commit(tmp_path):
 
 
 def test_the_last_segment_stays_without_its_records(tmp_path):
-    """Its footer has the state at the end of history, which the loss of a journal must not take away."""
+    """Keep the footer, which has the state at the end of history: the loss of a journal must not take that away."""
     topic = KeyedTopic.create(tmp_path, "events", 2, retention_ms=2 * HOUR_MS)
     topic.roll({0: aged(5)})
     topic.roll({0: aged(5), 1: aged(3)})
@@ -112,7 +112,7 @@ def test_the_last_segment_stays_without_its_records(tmp_path):
         assert footer == replace(last[partition], operation="retention-boundary")
     again = retained(topic)
     assert (again.versions, again.partitions) == ((), ())
-    # It goes when another has the state.
+    # The file goes when another one has the state.
     topic.roll({0: aged(1)})
     retained(topic)
     assert [file.num_records for file in topic.table.snapshot().segments(0)] == [10]

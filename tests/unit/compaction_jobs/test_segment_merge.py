@@ -1,4 +1,4 @@
-"""Merge on real tables: the same records in fewer files, whoever commits meanwhile."""
+"""Merge keeps the same records in fewer files on real tables, also beside other commits."""
 
 import dataclasses
 import json
@@ -92,7 +92,7 @@ def test_why_nothing_is_joined(tmp_path, config, rolls, reason):
 
 
 def test_partitions_that_wait_for_the_same_reason_share_a_line(tmp_path):
-    """However many segments each has; one without any says the least."""
+    """Report one line, however many segments each has; a partition without segments says the least."""
     topic = KeyedTopic.create(tmp_path, "events", partitions=3)
     for partition, rolls in ((1, 2), (2, 5)):
         for _ in range(rolls):
@@ -158,7 +158,7 @@ def test_a_second_run_of_the_job_leaves_the_topic_to_the_first(tmp_path):
 
 
 def test_of_two_merges_at_once_one_wins(tmp_path, monkeypatch):
-    """As the store's and the job's: the store takes no lock."""
+    """Merge as the store and the job do at once: the store takes no lock."""
     monkeypatch.setattr(TableFiles, "try_lock", lambda *_: nullcontext(True))
     topic = rolled(tmp_path, 12)
     before = topic.contents()

@@ -63,7 +63,7 @@ def test_a_topic_that_was_deleted_does_not_come_back(tmp_path):
 
 
 def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
-    """The newest file tells of all producers. Each file tells of its own keys, and only of those in their window."""
+    """Merge files: the newest has all producers, and each has only its keys, of which those in their window count."""
     topic = KeyedTopic.create(tmp_path, "users")
     producers = [RememberedBatch(7, 0, n, 5, 5 * n, 1000 * n) for n in range(3)]
     keys = [RememberedBatch(100 + n, -1, -n, 5, 5 * n, 1000 * n) for n in range(3)]
@@ -80,7 +80,7 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
                 markers=[Marker(8, n, 0, 5 * n, n)],
             )
         sources.append(Source(0, segment.path, 5, 5 * n))
-    # By the clock of the job: the last append may lie ahead of it, or long ago.
+    # The window ends at the job's clock: the last append may be later than that, or long ago.
     for now_ms, window_ms, kept in (
         (2_000, 600_000, keys),
         (2_000, 1_001, keys[1:]),

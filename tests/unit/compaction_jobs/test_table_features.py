@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 
 
 def topic_of(tmp_path: Path, **config: object) -> KeyedTopic:
-    """Four segments of five records: keys a to e, values of the offset."""
+    """Create four segments of five records, with keys a to e, and offsets as values."""
     topic = KeyedTopic.create(tmp_path, "users", **config)
     for start in range(0, 20, 5):
         topic.roll({0: [Record(b"abcde"[at : at + 1], b"%d" % (start + at), start + at) for at in range(5)]})
@@ -52,7 +52,7 @@ def test_retention_passes_over_deleted_rows(tmp_path: Path) -> None:
     snapshot = topic.table.snapshot()
     assert snapshot.partitions[0].log_start == 20
     assert served(topic) == {}
-    # The last file keeps the state of the partition, without its records.
+    # The last file keeps the partition's state, but not its records.
     assert [file.end_offset for file in snapshot.segments(0)] == [20]
 
 
@@ -70,7 +70,7 @@ def test_key_compaction_takes_a_deleted_record_for_none(tmp_path: Path) -> None:
     vectors.delete(path_of(topic.table), [15])
     vectors.update(path_of(topic.table), [16], b"new")
     ran(topic, "compact")
-    # The update gave the record another key.
+    # The update changed the record's key.
     expected = {10: b"10", 11: b"11", 16: b"new", 17: b"17", 18: b"18", 19: b"19"}
     assert served(topic) == expected
     assert topic.table.snapshot().vectors == ()
@@ -82,7 +82,7 @@ def test_key_compaction_takes_a_deleted_record_for_none(tmp_path: Path) -> None:
     assert served(topic) == {**expected, 20: b"20"}
 
 
-def test_merge_writes_files_with_vectors_anew(tmp_path: Path) -> None:
+def test_merge_writes_files_with_vectors_again(tmp_path: Path) -> None:
     topic = KeyedTopic.create(tmp_path, "users")
     for start in range(40):
         topic.roll({0: [Record(b"k", b"%d" % start, start)]})
@@ -130,7 +130,7 @@ def test_vacuum_keeps_the_files_of_vectors_that_count(tmp_path: Path) -> None:
     second = there() - first
     (table / "ab" / f"deletion_vector_{'0' * 8}-0000-4000-8000-{'0' * 12}.bin").write_bytes(b"of no commit")
     unnamed = there() - first - second
-    assert ran(topic, "vacuum").deleted_files == 1  # of the vector that the second one took the place of
+    assert ran(topic, "vacuum").deleted_files == 1  # of the vector that the second one replaced
     assert there() == second | unnamed
     assert list(served(topic)) == [0, 1, 2, *range(5, 20)]
     features.turn_on(table, "vacuumProtocolCheck")
@@ -163,7 +163,7 @@ def test_row_ids_are_given_once(tmp_path: Path) -> None:
     removed = {line["remove"]["path"]: line["remove"].get("baseRowId") for line in compacted if "remove" in line}
     assert removed.get(add["path"], 60) == 60
     assert compacted[0]["commitInfo"]["tags"] == {"delta.rowTracking.preserved": "false"}
-    # The ids outlive a checkpoint.
+    # The ids survive a checkpoint.
     topic.table.checkpoint()
     before = topic.table.snapshot()
     for path in (path_of(topic.table) / "_delta_log").glob("*.json"):

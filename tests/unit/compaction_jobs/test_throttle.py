@@ -1,4 +1,4 @@
-"""A job moves no more bytes a second than it may, whoever of its threads moves them."""
+"""A job moves no more bytes a second than its limit, whichever of its threads moves them."""
 
 import pytest
 

@@ -34,7 +34,7 @@ def vacuumed(topic: KeyedTopic, *, dry_run: bool = False, full: bool = False, la
 
 
 def removed_file(topic: KeyedTopic) -> str:
-    """The file of the first of two rolled segments, which has left the table."""
+    """Return the file of the first of two rolled segments, which has left the table."""
     for _ in range(2):
         topic.roll({0: [Record(b"k", b"v", 0)] * 3})
     path = topic.table.snapshot().segments(0)[0].path
@@ -44,7 +44,7 @@ def removed_file(topic: KeyedTopic) -> str:
 
 
 def orphan(topic: KeyedTopic, age_s: float = 0, base: int = 50) -> str:
-    """A finished file that no commit has named: of an open roll, or of a job that was killed."""
+    """Write a finished file that no commit names, as an open roll or a killed job leaves it."""
     with SegmentWriter(open_table(topic.table.files.uri), 0, base, base + 1, 1) as writer:
         writer.write(batch(base, [Record(b"k", b"v", 0)]))
         path = writer.finish().path
@@ -52,7 +52,7 @@ def orphan(topic: KeyedTopic, age_s: float = 0, base: int = 50) -> str:
 
 
 def foreign(topic: KeyedTopic, age_s: float) -> str:
-    """A file of another writer that no commit has named."""
+    """Write a file of another writer that no commit names."""
     path = f"partition=0/part-{age_s}.snappy.parquet"
     (path_of(topic.table) / path).write_bytes(b"PAR1")
     return aged(topic, path, age_s)
@@ -109,7 +109,7 @@ def test_the_delay_is_kept_to_the_second(tmp_path):
 
 
 def test_a_file_that_came_back_into_the_table_stays(tmp_path):
-    """As after a RESTORE: the log has its removal and a later add."""
+    """Restore the file: the log has its removal and a later add."""
     topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)
     removed = removed_file(topic)
     DeltaTable(str(path_of(topic.table))).restore(topic.table.snapshot().version - 1)
@@ -134,7 +134,7 @@ def test_files_whose_removal_the_log_forgot_go_by_their_age(tmp_path):
 
 
 def test_old_orphans_go_unless_the_table_lacks_their_offsets(tmp_path):
-    """Those of jobs go by themselves, those of other writers with ``--full``."""
+    """Delete orphans of jobs always, and those of other writers with ``--full``."""
     topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)
     topic.roll({0: [Record(b"k", b"v", 0)] * 3})
     young, old = orphan(topic, 6 * DAY_S, base=1), orphan(topic, 8 * DAY_S, base=1)
@@ -149,7 +149,7 @@ def test_old_orphans_go_unless_the_table_lacks_their_offsets(tmp_path):
 
 
 def test_files_of_the_change_data_feed_go_by_their_age(tmp_path):
-    """Another writer has made them, and no list of a version's files has them."""
+    """Delete files that another writer made, and that no version's list of files has."""
     topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)
     topic.roll({0: [Record(b"k", b"v", 0)] * 3})
     table = DeltaTable(str(path_of(topic.table)))
@@ -165,7 +165,7 @@ def test_files_of_the_change_data_feed_go_by_their_age(tmp_path):
 
 
 def test_the_file_of_a_lost_commit_stays_for_the_store_to_commit_it_again(tmp_path):
-    """Another writer took it out of the log without a trace; sealed goes on behind it."""
+    """Remove a commit without a trace, as another writer can; ``sealed`` is beyond it because of later commits."""
     topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)
     for _ in range(2):
         topic.roll({0: [Record(b"k", b"v", 0)] * 3})
@@ -190,7 +190,7 @@ def test_where_the_delay_is_longer_than_the_log_remembers_it_is_made_to_remember
     assert snapshot.properties["delta.deletedFileRetentionDuration"] == "interval 31 days"
     assert (snapshot.version, removals_kept_ms(snapshot.properties)) == (version, 31 * DAY_S * 1000)
     assert vacuumed(topic, later_s=29 * DAY_S).versions == ()
-    # delta-rs, which writes the checkpoints, goes by the property.
+    # delta-rs writes the checkpoints, and follows the property.
     DeltaTable(str(path_of(topic.table))).create_checkpoint()
     assert len(TopicTable(open_table(topic.table.files.uri)).snapshot().log.removals()) == 1
     assert vacuumed(topic, later_s=30 * DAY_S).deleted_files == 1

@@ -1,4 +1,4 @@
-"""The reasons to wait, checked against the plans: a job comes due at the named moment, and not before."""
+"""The reasons to wait agree with the plans: a job becomes due at the named moment, and not before."""
 
 from dataclasses import replace
 

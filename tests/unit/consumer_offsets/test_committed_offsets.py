@@ -1,4 +1,4 @@
-"""Committed offsets against the log itself: of each key the record with the highest offset that counts."""
+"""Committed offsets agree with the log: each key has the record with the highest offset that counts."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -13,7 +13,7 @@ from tests.support.examples import examples
 
 @dataclass(frozen=True)
 class Written:
-    """Records of one append; with a producer those of its transaction."""
+    """Records of one append; with a producer, those of its transaction."""
 
     records: list[tuple[OffsetKey, OffsetCommit | None]]
     producer_id: int = -1
@@ -27,7 +27,7 @@ class Marker:
 
 Log = list[Written | Marker]
 
-# Few, so that records meet.
+# There are few keys, so that records meet.
 keys = st.sampled_from([OffsetKey("a", "t", 0), OffsetKey("a", "t", 1), OffsetKey("a", "u", 0), OffsetKey("b", "t", 0)])
 commits = st.builds(
     OffsetCommit,
@@ -62,7 +62,7 @@ def replayed(log: Log) -> CommittedOffsets:
 
 
 def outcome(log: Log, at: int) -> bool | None:
-    """Whether the records of the entry count; None while that is open."""
+    """Return whether the records of the entry count; None while their transaction is open."""
     entry = log[at]
     assert isinstance(entry, Written)
     if entry.producer_id == -1:
@@ -72,7 +72,7 @@ def outcome(log: Log, at: int) -> bool | None:
 
 
 def expected(log: Log) -> dict[OffsetKey, OffsetCommit]:
-    """The last record of each key that counts."""
+    """Return the last counting record of each key."""
     latest: dict[OffsetKey, OffsetCommit | None] = {}
     for at, entry in enumerate(log):
         if isinstance(entry, Written) and outcome(log, at):
@@ -141,7 +141,7 @@ def test_an_offset_of_a_transaction_counts_after_its_marker_at_the_place_of_its_
     offsets.replay(2, key, commit(3), producer_id=8)
     offsets.replay_marker(8, committed=True)
     assert offsets.commits("g")[place].offset == 3
-    # The marker comes last, and the record stands before the other's.
+    # The marker comes last, but the record is before that of the other transaction.
     offsets.replay_marker(7, committed=True)
     assert offsets.commits("g")[place].offset == 3
     assert offsets.pending("g") == set()

@@ -1,4 +1,4 @@
-"""A shard with a small machine, counters by name, over a real broker."""
+"""A shard with a small machine, which counts by name, over a real broker."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Add:
-    """Add 1 to each of the names; answered with the totals."""
+    """An event that adds 1 to each of the names; its answer has the totals."""
 
     request: int
     names: Sequence[str]
@@ -74,7 +74,7 @@ class Remind:
 
 @dataclass(frozen=True)
 class Break:
-    """Changes the machine, and raises."""
+    """An event that changes the machine and raises an error."""
 
 
 class Counters:
@@ -154,7 +154,7 @@ def log_end(broker: Broker) -> int:
 
 
 def lead(broker: Broker, leader: int) -> int:
-    """As the coordinator tells it: ``leader`` leads the partition with a new epoch."""
+    """Let ``leader`` lead the partition with a new epoch, as the coordinator reports it."""
     topic = broker.topics.served.topic(INTERNAL, TOPIC)
     epoch = topic.partitions[0].leader_epoch + 1
     broker.topics.served._partition_changed(topic.topic_id, 0, PartitionState(leader, epoch, (leader,), (leader,)))
@@ -193,7 +193,7 @@ def test_answers_wait_for_their_records_and_for_those_before(tmp_path: Path) -> 
             assert await reading == {"a": 1}
             assert seen == [([1], 1), ({"a": 1}, 1)]
             assert await asyncio.gather(*later) == [[n] for n in range(2, 302)]
-            # Without an append under way a reader does not wait.
+            # A reader does not wait if no append is under way.
             reading = shard.request(Read)
             assert reading.done()
 
@@ -206,7 +206,7 @@ def test_events_of_one_moment_are_one_append_and_those_of_an_event_are_never_par
             index = broker.topics.served.topic(INTERNAL, TOPIC).partitions[0].index
             await asyncio.gather(*(add(shard, f"a{each}") for each in range(100)))
             assert [frame.end_offset for frame in index.frames_by_bytes(0, 1 << 30, 1 << 30)] == [100]
-            # More than one append may hold: by whole events.
+            # One append cannot hold all of these, so it is split between events.
             name = "x" * 1000
             await asyncio.gather(*(add(shard, *(f"{name}{e}-{n}" for n in range(300))) for e in range(4)))
             ends = [frame.end_offset for frame in index.frames_by_bytes(0, 1 << 30, 1 << 30)]
@@ -218,7 +218,7 @@ def test_events_of_one_moment_are_one_append_and_those_of_an_event_are_never_par
 def test_of_records_with_one_key_in_an_append_the_last_is_written(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
-            # As many bytes as several appends take, if all of them were written.
+            # All of these would fill several appends if each were written.
             name = "x" * 1000
             answers = await asyncio.gather(*(add(shard, name, f"a{each}") for each in range(1000)))
             assert answers == [[each, 1] for each in range(1, 1001)]
@@ -271,7 +271,7 @@ def test_a_shard_that_moves_forgets_everything_and_finds_it_again_in_the_log(tmp
             with pytest.raises(NotCoordinatorError):
                 _ = shard.machine
             await load(shard)
-            # The append was handed to the journal: the load has waited for it.
+            # The journal had the append, so the load waited for it.
             assert shard.machine.totals == {"a": 2}
             assert await add(shard, "a") == [3]
             assert log_end(broker) == 3
@@ -285,7 +285,7 @@ def test_a_load_waits_for_an_append_that_has_no_offsets_yet(tmp_path: Path, monk
             encoded, produce = asyncio.Event(), broker.produce.records.produce
 
             async def produce_later(*args: Any, **options: Any) -> Any:
-                await encoded.wait()  # as a large one does in its thread
+                await encoded.wait()  # as a large request does in its thread
                 return await produce(*args, **options)
 
             monkeypatch.setattr(broker.produce.records, "produce", produce_later)
@@ -318,7 +318,7 @@ def test_of_an_append_whose_outcome_is_unknown_the_log_decides(tmp_path: Path) -
                 with pytest.raises(RequestTimedOutError):
                     await future
             await shard.until_settled(10_000)
-            # Neither of the two appends that came later is there.
+            # The log has neither of the two later appends.
             assert shard.machine.totals == shard.machine.durable == {"a": log_end(broker)}
             assert await add(shard, "b") == [1]
 
@@ -361,7 +361,7 @@ def test_a_machine_that_raises_is_loaded_again(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_log_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
             await produce(broker, broker.topics.served.topic(INTERNAL, TOPIC), [b"1"])
@@ -373,7 +373,7 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_load_that_fails_for_no_known_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_for_no_known_reason_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (_, shard):
             monkeypatch.setattr(Counters, "on_loaded", lambda *_: 1 / 0)
@@ -401,7 +401,7 @@ def test_a_shard_that_is_closed_finishes_what_is_under_way(tmp_path: Path) -> No
 
 
 def test_a_timer_that_is_due_while_a_shard_is_closed_does_nothing(tmp_path: Path) -> None:
-    """A session of a member may end while the shard waits for its last append."""
+    """Advance the clock while the shard waits for its last append, during which a member's session may end."""
 
     async def scenario() -> None:
         clock = ManualClock()
@@ -439,12 +439,12 @@ def test_timers_fire_in_the_order_of_their_times(tmp_path: Path) -> None:
             clock.advance(1000)
             shard.run_due()
             assert shard.machine.fired == ["a", "b", "c", "loaded"]
-            # A load forgets the timers of the machine before.
+            # A load forgets the timers of the previous machine.
             await load(shard)
             clock.advance(10_000)
             shard.run_due()
             assert shard.machine.fired == ["loaded"]
-            # Timers that are set again and again leave nothing behind.
+            # Timers that are set repeatedly leave nothing behind.
             for n in range(10_000):
                 shard.apply(Remind("a", shard.now_ms() + n))
             assert len(shard._deadlines) < 100
@@ -459,7 +459,7 @@ def test_many_timers_that_are_due_leave_the_loop_to_others(tmp_path: Path, monke
             now = shard.now_ms()
             for number in range(100):
                 shard.apply(Remind(str(number), now))
-            # A request in between: as a heartbeat, which keeps a session from its end.
+            # This request comes in between, like a heartbeat that keeps a session alive.
             await asyncio.sleep(0)
             shard.run_due()
             assert len(shard.machine.fired) < 100
@@ -480,7 +480,7 @@ def test_timers_fire_by_themselves(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_the_end_of_a_transaction_is_told(tmp_path: Path) -> None:
+def test_the_end_of_a_transaction_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (_, shard):
             shard.replay_marker(7, 1, committed=True)

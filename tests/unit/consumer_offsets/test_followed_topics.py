@@ -1,4 +1,4 @@
-"""Topics that regexes match, as topics come and go."""
+"""The topics that regexes match, while topics come and go."""
 
 import contextlib
 import random
@@ -48,7 +48,7 @@ def test_regexes_match_the_topics_that_are_there(tmp_path: Path, monkeypatch: py
                         await broker.topics.changes.create(INTERNAL, name, partitions=1)
                     there ^= {name}
                 assert topics.topics.keys() == there
-                # Some are asked for often, others once in a while.
+                # Some regexes are asked for often, others rarely.
                 for regex in rng.sample(REGEXES, 3):
                     assert topics.matching(regex) == {name for name in there if re.fullmatch(regex, name)}, regex
 
@@ -82,7 +82,7 @@ def test_a_change_is_looked_at_and_no_other_topic(tmp_path: Path, monkeypatch: p
             await broker.topics.changes.add_partitions(INTERNAL, "t0", 2)
             after = [topics.matching(regex) for regex in regexes]
             assert sorted(looked_at) == ["u"] * 10
-            # The same object: members compare it with what they have.
+            # The object is the same, because members compare it with theirs.
             assert [now is then for now, then in zip(after, before, strict=True)] == [True] * 9 + [False]
             assert after[-1] == before[-1] - {"t9"}
 

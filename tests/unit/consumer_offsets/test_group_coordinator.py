@@ -1,4 +1,4 @@
-"""Commits of a group: legal ones, and those whose topic goes, whose disk fails, or whose caller goes away."""
+"""Commits of a group: valid ones, and those whose topic is deleted, whose disk fails, or whose caller goes away."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ async def running(data: Path, **options: Any) -> AsyncIterator[Store]:
 
 
 async def new_topic(broker: Broker, name: str = "t", partitions: int = 2, count: int = 5) -> None:
-    """Every partition holds ``count`` records."""
+    """Create a topic whose partitions have ``count`` records each."""
     topic = await broker.topics.changes.create(
         INTERNAL, name, partitions=partitions, configs={"segment.ms": "100000000"}
     )
@@ -158,7 +158,7 @@ def test_commits_of_a_moment_end_as_the_log_orders_them(tmp_path: Path) -> None:
             await new_topic(broker, count=100)
             await asyncio.gather(*(groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, n)]) for n in range(100)))
             assert committed(groups) == {("t", 0): 99}
-            # A request of more than 1 MiB is encoded in a thread, and may come after those that were called later.
+            # A request of more than 1 MiB is encoded in a thread, and may be appended after later calls.
             large = [OffsetToCommit("wide", n, 0, "\x01" * 4096) for n in range(300)]
             await new_topic(broker, "wide", partitions=300, count=1)
             await asyncio.gather(
@@ -267,7 +267,7 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(tmp_pat
             await new_topic(broker)
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 4)])
         async with running_broker(tmp_path) as broker:
-            # Nobody follows the deletion, as if the process ended between the deletion and the tombstones.
+            # No coordinator sees the deletion, as if the process ended between the deletion and the tombstones.
             await broker.topics.changes.delete(INTERNAL, "t")
             if made_again:
                 await new_topic(broker)
@@ -309,12 +309,12 @@ def test_a_commit_that_a_full_disk_refuses_is_not_seen(tmp_path: Path) -> None:
                 await groups.commit(INTERNAL, "first", [OffsetToCommit("t", 0, 1)])
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
             disk.fill()
-            # Together more than what the journal has allocated ahead.
+            # Together these are more than the journal has allocated ahead.
             large = [OffsetToCommit("t", partition, 1, "\x01" * 4096) for partition in range(20)]
             outcomes = await asyncio.gather(
                 *(groups.commit(INTERNAL, f"g{n}", large) for n in range(60)), return_exceptions=True
             )
-            # What fitted is committed, whatever has come after it.
+            # Commits that fitted are stored, whatever came after them.
             assert {type(outcome) for outcome in outcomes} <= {type(None), StorageFullError}
             assert StorageFullError in {type(outcome) for outcome in outcomes}
             stored = sorted(["g", *(f"g{n}" for n, outcome in enumerate(outcomes) if outcome is None)])
@@ -323,7 +323,7 @@ def test_a_commit_that_a_full_disk_refuses_is_not_seen(tmp_path: Path) -> None:
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0)])
             assert committed(groups) == {("t", 0): 0}
             disk.fill()
-        # The store stops all the same; the journal keeps records that could not be rolled.
+        # The store still stops; the journal keeps records that could not be rolled.
         async with running(tmp_path) as (broker, groups):
             assert groups.groups(INTERNAL) == stored
             assert committed(groups) == {("t", 0): 0}
@@ -342,7 +342,7 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
                 with pytest.raises(StorageError):
                     await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 3)])
             assert committed(groups) == {("t", 0): 2}
-            # The topic goes, though its offsets cannot be deleted now.
+            # The topic is deleted, although its offsets cannot be deleted now.
             await broker.topics.changes.delete(INTERNAL, "t")
             assert groups.groups(INTERNAL) == []
 
@@ -350,7 +350,7 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
 
 
 def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path) -> None:
-    """Or a group would go from one generation to a lower one in the eyes of whoever describes it."""
+    """Wait for the disk: otherwise a group's described generation would fall."""
 
     async def scenario() -> None:
         disk = FaultyFileSystem()
@@ -380,7 +380,7 @@ def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path
 
 
 def test_a_static_member_whose_place_was_not_taken_is_not_fenced(tmp_path: Path) -> None:
-    """The append of a JoinGroup that gives the member another id fails: the id from before goes on."""
+    """Fail the append of a JoinGroup that gives the member another id: the previous id remains valid."""
 
     async def scenario() -> None:
         disk = FaultyFileSystem()
@@ -400,7 +400,7 @@ def test_a_static_member_whose_place_was_not_taken_is_not_fenced(tmp_path: Path)
                 await join("second")
             await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "first", 1, "i"))
             assert (await groups.members.sync(INTERNAL, "g", sync)).assignment == b"all"
-            # The next one is recorded, and the id from before is fenced.
+            # The next id is recorded, and the previous one is fenced.
             assert (await join("third")).generation == 1
             with pytest.raises(FencedInstanceIdError):
                 await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "first", 1, "i"))
@@ -409,7 +409,7 @@ def test_a_static_member_whose_place_was_not_taken_is_not_fenced(tmp_path: Path)
 
 
 def test_a_static_consumer_whose_place_was_not_taken_comes_back(tmp_path: Path) -> None:
-    """KIP-848: it is away for a moment, and the append of the heartbeat that takes its place fails."""
+    """Fail the append of the heartbeat that takes the place of a member that is away for a moment (KIP-848)."""
 
     async def scenario() -> None:
         disk = FaultyFileSystem()
@@ -482,7 +482,7 @@ def test_the_topic_is_the_stores_own_and_compacted(tmp_path: Path) -> None:
                 with pytest.raises(InvalidTopicError):
                     await refused
             assert log_ends(broker) == before
-        # The setting counted when the topic was made: a group stays in its partition.
+        # The setting counted when the topic was made, so a group stays in its partition.
         async with running(tmp_path, offsets_topic_num_partitions=7) as (broker, groups):
             await groups.commit(INTERNAL, "g1", [OffsetToCommit("t", 0, 5)])
             assert len(broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC).partitions) == 3
@@ -528,7 +528,7 @@ def test_offsets_expire_each_after_its_own_commit(tmp_path: Path) -> None:
             assert await groups.cleanup.expire_offsets() == 0
             clock.advance(1)
             ends = log_ends(broker)
-            # A commit that is on its way when the offset expires is the newer record.
+            # A commit that is under way when the offset expires is the newer record.
             committing = asyncio.create_task(groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 3)]))
             await asyncio.sleep(0)
             assert await groups.cleanup.expire_offsets() == 2
@@ -652,7 +652,7 @@ def test_groups_move_with_the_leader_of_their_partition(tmp_path: Path) -> None:
 
 
 def test_groups_stand_beside_their_offsets_and_live_on(tmp_path: Path) -> None:
-    """A restart continues the group: the member goes on with its heartbeats, in the same generation."""
+    """Restart: the member continues with heartbeats in the same generation."""
 
     async def scenario() -> None:
         settings = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}

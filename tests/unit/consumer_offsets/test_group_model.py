@@ -1,4 +1,4 @@
-"""Group offsets against a dictionary: commits, deletions of groups and topics, rolls, restarts, crashes.
+"""Group offsets agree with a dictionary: commits, deletions of groups and topics, rolls, restarts, crashes.
 
 A crash is a copy of the data directory while the store runs, as a kill -9 would leave it.
 """
@@ -27,7 +27,7 @@ from tests.support.running_broker import produce, start_broker, stop_broker
 
 PARTITIONS = 2
 Committed = dict[tuple[str, int], tuple[int, str]]
-#: With a share of the partition's records instead of an offset.
+#: Like ``Committed``, with a share of the partition's records in place of an offset.
 Wanted = dict[tuple[str, int], tuple[float, str]]
 
 groups = st.sampled_from(["a", "b", "c.d"])
@@ -98,7 +98,7 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(requests=st.lists(st.tuples(groups, commits), min_size=2, max_size=4), deleted=st.none() | groups)
     def commit_at_once(self, requests: list[tuple[str, Wanted]], deleted: str | None) -> None:
-        """Appended in the order of the calls: the deletion takes with it what is on its way."""
+        """Commit at once: appends follow the order of the calls, and the deletion removes commits under way."""
 
         async def at_once() -> None:
             work = [self.coordinator.commit(INTERNAL, group, offsets) for group, offsets in asked]
@@ -192,7 +192,7 @@ class GroupModel(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def check_table(self) -> None:
-        """After a clean stop, for readers of storage alone: the latest row of each key, tombstones left out."""
+        """Read the table after a clean stop, as readers of storage do: the latest row of each key, no tombstones."""
         path = self.data / "topics" / OFFSETS_TOPIC
         found: dict[str, Committed] = {}
         if path.exists():

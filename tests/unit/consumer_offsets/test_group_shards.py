@@ -24,7 +24,7 @@ _SOON_S = 10
 
 
 def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_path: Path) -> None:
-    """All brokers were killed: each leads partitions whose followers are answered once it has started."""
+    """Start after all brokers were killed: each leads partitions whose followers are answered only after its start."""
 
     async def scenario() -> None:
         data, image = tmp_path / "data", tmp_path / "image"

@@ -1,4 +1,4 @@
-"""Records of ``__consumer_offsets`` in Kafka's schemas, byte for byte; Kafka's own tools read them in another test."""
+"""Records of ``__consumer_offsets`` in Kafka's schemas, byte for byte; Kafka's tools read them in another test."""
 
 import struct
 import uuid

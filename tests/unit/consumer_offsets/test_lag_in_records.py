@@ -1,4 +1,4 @@
-"""How far a group is behind in records that are there and in time, and when its members were heard of."""
+"""A group's lag in existing records and in time, and the times of its members' last requests."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.unit.consumer_offsets.test_group_coordinator import new_topic, runnin
 
 
 def gaps(data: Path, clock: ManualClock) -> None:
-    """A topic of which compaction has left offsets 2, 3 and 7 of 0 to 9, a second apart."""
+    """Create a topic of which compaction has left offsets 2, 3 and 7 of 0 to 9, a second apart."""
     topic = KeyedTopic.create(data, "t", cleanup_policy="compact")
     now = clock.now_ms()
     rows = batch(0, [Record(b"k", b"%d" % i, now + 1_000 * i) for i in range(10)]).take(pa.array([2, 3, 7]))

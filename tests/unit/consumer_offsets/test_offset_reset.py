@@ -33,7 +33,7 @@ Store = tuple[Broker, GroupCoordinator]
 
 @contextlib.asynccontextmanager
 async def filled(data: Path) -> AsyncIterator[Store]:
-    """Topic ``t`` has offsets [2, 10) in both of its partitions, topic ``u`` [0, 5); group ``g`` is at t-0 5, u-0 1."""
+    """Fill topic ``t`` with offsets [2, 10) in both partitions, ``u`` with [0, 5); group ``g`` is at t-0 5, u-0 1."""
     async with running_broker(data) as broker, GroupCoordinator.running(broker, clock=clock_of_loop()) as groups:
         for name, partitions, count in (("t", 2, 10), ("u", 1, 5)):
             topic = await broker.topics.changes.create(INTERNAL, name, partitions=partitions)
@@ -127,7 +127,7 @@ def test_a_group_with_members_is_not_reset(tmp_path: Path) -> None:
                 0, "m", 0, rebalance_timeout_ms=1_000, subscribed_topics=frozenset({"t"}), owned=frozenset()
             )
             resets = [groups.reset(INTERNAL, "g", ResetTarget(ResetTo.LATEST)) for _ in range(2)]
-            # The one begins before the member joins, and is refused all the same.
+            # The first reset begins before the member joins, and may still be refused.
             early = asyncio.create_task(resets[0])
             await groups.members.consumer_heartbeat(INTERNAL, "g", joining)
             with pytest.raises(NonEmptyGroupError, match="1 member"):
@@ -165,7 +165,7 @@ def test_pages_of_groups_have_every_group_once(tmp_path: Path, monkeypatch: pyte
             assert found[1] == GroupListing("g00", "", "Empty", None, None, -1, 0, 2, 14, 8)
             none = await groups.list_groups(INTERNAL, limit=100, states={"Stable"})
             assert (none.groups, none.next) == ([], None)
-            # A page ends early when it has looked at many partitions, and goes on behind them.
+            # A page ends when it has looked at many partitions, and the next one continues there.
             monkeypatch.setattr("consumer_offsets.group_queries._PAGE_PARTITIONS", 5)
             page = await groups.list_groups(INTERNAL, limit=100)
             assert 0 < len(page.groups) < 5

@@ -1,4 +1,4 @@
-"""The times in a table's log are those of the clock that the store was given, and a commit waits by it."""
+"""Times in a table's log come from the clock that the store was given, and commits wait by that clock."""
 
 import json
 
@@ -14,7 +14,7 @@ from tests.support.manual_clock import ManualClock
 
 
 class _Waits(ManualClock):
-    """A clock whose sleepers wake at once, later."""
+    """A clock whose sleepers wake at once, at the later time."""
 
     def sleep(self, seconds: float) -> None:
         self.advance(1000 * seconds)

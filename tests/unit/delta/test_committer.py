@@ -76,7 +76,7 @@ def test_a_file_that_was_removed_does_not_come_back(tmp_path: Path) -> None:
 
 
 def test_an_added_file_must_be_on_disk(tmp_path: Path) -> None:
-    """A full VACUUM with a short retention deletes the file of an open roll; delta-rs would commit it all the same."""
+    """Delete the file of an open roll, as a full VACUUM with a short retention does; delta-rs would still commit it."""
     table = create_topic(tmp_path)
     part = roll_part(table, 0, 0, 10)
     (path_of(table) / part.segments[0].path).unlink()
@@ -133,7 +133,7 @@ def test_protocol_stays(tmp_path: Path) -> None:
 
 
 def failing_after_commit(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 1) -> None:
-    """The commit goes through and its caller gets an exception, as with a failing checkpoint hook."""
+    """Let the commit succeed and raise ``error`` to its caller, like a failing checkpoint hook."""
     write = Committer._put
     left = [times]
 
@@ -156,7 +156,7 @@ def test_an_exception_after_the_commit_is_a_commit(tmp_path: Path, monkeypatch: 
 
 
 def test_a_checkpoint_that_cannot_be_written_touches_no_commit(tmp_path: Path) -> None:
-    """With delta-rs' own hooks on, a commit whose checkpoint fails raises although it is done."""
+    """Block the checkpoint: with delta-rs' own hooks the commit would raise an error although it is done."""
     table = create_topic(tmp_path)
     DeltaTable(str(path_of(table))).alter.set_table_properties({"delta.checkpointInterval": "1"})
     blocker = path_of(table) / "_delta_log" / f"{2:020d}.checkpoint.parquet"
@@ -198,7 +198,7 @@ def test_a_commit_that_was_done_and_overwritten_at_once_is_done_again(
 def test_a_commit_whose_file_or_value_is_gone_does_not_count_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    """Its entry is there, but what it said does not hold any more when it is looked for."""
+    """Undo the commit before it is looked for: its entry exists, but no longer holds."""
     filesystem = HookedFileSystem()
     table = open_with(create_topic(tmp_path), filesystem)
     part = roll_part(table, 0, 0, 10)
@@ -255,7 +255,7 @@ def recommit_first_file(table: TopicTable) -> Callable[[], object]:
     part = roll(table, 0, 20, 30)
     roll(table, 0, 30, 40)
     overwrite_entry(table, 2)
-    table.alter_config({"retention.ms": "7"})  # which makes the foreign entry durable
+    table.alter_config({"retention.ms": "7"})  # this makes the foreign entry durable
     return lambda: table.recommit(part.segments)
 
 
@@ -265,7 +265,7 @@ def rewrite_first_file(table: TopicTable) -> Callable[[], object]:
     return lambda: rewrite_files(table, 0, [old], [new], data_change=False, cleaned=20)
 
 
-#: Each way to a commit, prepared on a table with a roll of [0, 20).
+#: Each way to commit, prepared on a table with a roll of [0, 20).
 COMMITS: dict[str, Callable[[TopicTable], Callable[[], object]]] = {
     "roll": roll_next,
     "recommit": recommit_first_file,
@@ -301,7 +301,7 @@ def test_the_log_entry_is_durable_before_a_commit_returns(tmp_path: Path, kind: 
 
 
 def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good_with_a_copy(tmp_path: Path) -> None:
-    """A later fsync of the same file succeeds without writing anything (rule R3): its bytes go into a new one."""
+    """Copy the bytes to a new file: a later fsync of the same one succeeds without writing anything (rule R3)."""
     filesystem = FaultyFileSystem()
     create_topic(tmp_path)
     table = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
@@ -349,7 +349,7 @@ def test_commits_of_others_are_durable_before_anything_stands_on_them(tmp_path: 
     filesystem.hits.clear()
     table.commit_roll([part])
     assert filesystem.hits["fdatasync"] == 3  # copies of both, and the new entry
-    assert filesystem.hits["sync_file"] == 1  # ours
+    assert filesystem.hits["sync_file"] == 1  # our entry
 
 
 def test_a_commit_of_one_writer_syncs_one_entry(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_commit_of_one_writer_syncs_one_entry(tmp_path: Path) -> None:
     filesystem.hits.clear()
     for part in parts:
         table.commit_roll([part])
-    # The directory once when the entry is put there, and once with the file.
+    # The directory is synced once with the entry, and once with the file.
     assert (filesystem.hits["sync_file"], filesystem.hits["sync_directory"]) == (2, 4)
 
 
@@ -370,12 +370,12 @@ def test_opening_makes_the_shown_version_durable(tmp_path: Path) -> None:
     foreign_commit(path_of(table), [], [("somebody", 1)])
     filesystem = FaultyFileSystem()
     TopicTable.open(open_table(path_of(table), filesystem))
-    assert filesystem.hits["sync_file"] == 2  # theirs, and ours that nothing of ours stands on
+    assert filesystem.hits["sync_file"] == 2  # the foreign entry, and ours, on which no later entry of ours builds
     roll(table, 0, 10, 20)
     roll(table, 0, 20, 30)
     filesystem.hits.clear()
     TopicTable.open(open_table(path_of(table), filesystem))
-    assert filesystem.hits["sync_file"] == 2  # theirs, and our newest
+    assert filesystem.hits["sync_file"] == 2  # the foreign entry, and our newest
 
 
 def test_a_commit_that_was_overwritten_later_is_seen_and_done_again_with_the_same_file(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_commit_that_was_overwritten_later_is_seen_and_done_again_with_the_sam
 
 
 def test_a_roll_on_top_of_an_overwritten_one_is_refused(tmp_path: Path) -> None:
-    """A handle kept from the commit before would not see the overwritten entry, and leave a hole."""
+    """Expect a refusal: a handle from before would not see the overwritten entry, and would leave a hole."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     overwrite_entry(table, 1)
@@ -399,7 +399,7 @@ def test_a_roll_on_top_of_an_overwritten_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_lost_below_later_rolls_is_committed_again(tmp_path: Path) -> None:
-    """The foreign rename lands when the next roll is done already: sealed does not show it."""
+    """Let a foreign commit replace the entry after the next roll, so that ``sealed`` does not show the loss."""
     table = create_topic(tmp_path)
     parts = [roll(table, 0, base, base + 10) for base in (0, 10, 20)]
     before = table.snapshot()

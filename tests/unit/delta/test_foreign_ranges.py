@@ -1,4 +1,4 @@
-"""Where files of other writers are placed, against sets of offsets."""
+"""The places of other writers' files agree with sets of offsets."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -68,7 +68,7 @@ def test_every_offset_is_in_one_place_and_taken_ones_are_refused(
         assert place.shared == elsewhere
         found += sorted(within)
     assert sorted(found) == sorted(o for offsets in kept.values() for o in offsets)
-    # Ranges rise and overlap neither each other nor a segment.
+    # Ranges rise, and overlap neither each other nor a segment.
     everything = sorted([*ours, *((place.min_offset, place.max_offset + 1) for place in arranged.ranges)])
     assert all(before[1] <= after[0] for before, after in pairwise(everything))
     assert [place.min_offset for place in arranged.ranges] == sorted(place.min_offset for place in arranged.ranges)
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name() -> None:
 
 
 def test_times_come_from_the_file_where_statistics_do_not_tell_them() -> None:
-    """Retention would take records of an unknown time for old ones."""
+    """Read the times, because retention would take records of an unknown time for old ones."""
     runs = replace(runs_of({0, 1, 7}), min_timestamp_ms=100, max_timestamp_ms=300)
     add = ForeignAdd("a", 100, 0, -1, None, (-1, -1))
     for ours in ([], [(3, 5)]):
@@ -104,7 +104,7 @@ def test_times_come_from_the_file_where_statistics_do_not_tell_them() -> None:
 
 
 def test_files_whose_rows_interleave_at_random_are_all_placed(tmp_path: Path) -> None:
-    """A Z-order writes such files."""
+    """Write files as a Z-order does."""
     rows = 400_000
     order = np.random.default_rng(7).permutation(rows)
     (tmp_path / "partition=0").mkdir()
@@ -127,7 +127,7 @@ def test_files_whose_rows_interleave_at_random_are_all_placed(tmp_path: Path) ->
 
 
 def test_a_file_of_another_table_is_refused_without_a_look() -> None:
-    """A shallow clone over an empty topic names such files."""
+    """Name files as a shallow clone over an empty topic does."""
 
     def not_read(path: str) -> OffsetRuns:
         raise AssertionError(path)

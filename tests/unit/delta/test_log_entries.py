@@ -50,7 +50,7 @@ def test_a_hole_in_the_log_is_corruption(tmp_path: Path) -> None:
 
 
 def test_a_hole_in_one_listing_only_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing of a large directory is not atomic."""
+    """Return an incomplete listing, because listing a large directory is not atomic."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     roll(table, 0, 10, 20)
@@ -62,7 +62,7 @@ def test_a_hole_in_one_listing_only_is_none(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_property_of_null_is_none(tmp_path: Path) -> None:
-    """delta-rs 1 does not read such an entry."""
+    """Write a property that delta-rs 1 cannot read."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     first = [json.loads(line) for line in log_entry(table, 0).read_text().splitlines()]
@@ -85,7 +85,7 @@ def test_a_torn_entry_is_corruption(tmp_path: Path) -> None:
 
 
 def test_an_overwritten_entry_is_read_again(tmp_path: Path) -> None:
-    """The cache of parsed entries must not hide a foreign commit that was renamed over ours."""
+    """Rename a foreign commit over ours: the cache of parsed entries must not hide it."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     replay = LogReplay(table.files)

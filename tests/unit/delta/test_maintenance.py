@@ -30,7 +30,7 @@ def make_older(table: TopicTable, days: float) -> None:
 
 
 def grow(table: TopicTable, commits: int) -> int:
-    """Commits of segments without records, which are quickly written."""
+    """Commit segments without records, which are written quickly; return the new end."""
     base = table.snapshot().partitions[0].sealed
     for n in range(base, base + commits):
         table.commit_roll([RollPart(0, n, n + 1, 3, (empty_segment(table, 0, n, n + 1, epoch=3),))])
@@ -64,7 +64,7 @@ def test_everything_survives_the_clean_up_of_old_entries(tmp_path: Path) -> None
     make_older(table, 2)
     sealed = grow(table, 12)
     before = table.snapshot()
-    checksum_path(path_of(table), 3).write_text("{}")  # of a checkpoint that was cleaned up before
+    checksum_path(path_of(table), 3).write_text("{}")  # of a checkpoint that was removed before
     table.maintain()
     entries = list_log(table.files).entries
     assert min(entries) > 0
@@ -102,7 +102,7 @@ def test_entries_younger_than_a_day_stay(tmp_path: Path) -> None:
 def test_a_checkpoint_that_lacks_transactions_is_removed_and_nothing_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Spark writes it where ``delta.setTransactionRetentionDuration`` is set."""
+    """Drop the transactions, as Spark does where ``delta.setTransactionRetentionDuration`` is set."""
     table = create_topic(tmp_path)
     make_older(table, 2)
     grow(table, 10)
@@ -141,7 +141,7 @@ def test_a_failing_checkpoint_is_told_and_harms_nothing(tmp_path: Path, monkeypa
 
 @pytest.mark.usefixtures("every_ten")
 def test_the_version_of_another_writer_is_not_checkpointed(tmp_path: Path) -> None:
-    """Spark may be writing its own checkpoint of it, over ours and after our checksums."""
+    """Leave the version to Spark, which may write its own checkpoint of it, over ours and after our checksums."""
     table = create_topic(tmp_path)
     grow(table, 9)
     foreign_commit(path_of(table), [], [("somebody", 1)])
@@ -160,7 +160,7 @@ def test_a_checkpoint_and_its_checksums_are_durable_before_entries_go(tmp_path: 
     grow(table, 8)
     table.maintain()
     make_older(table, 2)
-    grow(TopicTable.open(open_table(table.files.uri)), 20)  # others, of whom nobody knows whether they sync
+    grow(TopicTable.open(open_table(table.files.uri)), 20)  # other writers may not sync
     disk.fail("sync_file", path=".json")
     with pytest.raises(CommitStateUnknownError):
         table.maintain()

@@ -1,4 +1,4 @@
-"""Delta readers that know nothing of this project see every record once, typed as documented."""
+"""Delta readers that know nothing of this project see every record once, with the documented types."""
 
 import datetime as dt
 from pathlib import Path
@@ -20,7 +20,7 @@ MIDDLE = dt.datetime(2023, 11, 14, 22, 13, 20, 25_000, dt.UTC)
 
 @pytest.fixture(params=[False, True], ids=["records", "with empty segments"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> TopicTable:
-    """Also with ranges of which no record is left: behind the others, and all of a partition."""
+    """Create a table that also has ranges without records: behind the others, and in a whole partition."""
     table = create_topic(tmp_path, partitions=3)
     for partition in (0, 1):
         for base in (0, 20):

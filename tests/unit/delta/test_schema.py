@@ -34,7 +34,9 @@ def test_timestamps_are_exact_to_the_microsecond(timestamp_us: int, text: str) -
 def test_a_reader_that_skips_by_timestamp_still_finds_the_record(
     tmp_path: Path, timestamp_ms: int, checkpoint: bool
 ) -> None:
-    """A maximum cut to ms would hide it: readers compare it with what they look for."""
+    """Write a timestamp whose maximum may not be cut to milliseconds: readers that compare with it would skip the
+    record.
+    """
     table = create_topic(tmp_path)
     with SegmentWriter(open_table(table.files.uri), 0, 0, 1, 0) as writer:
         writer.write(log_batch([0], timestamp_ms=timestamp_ms))

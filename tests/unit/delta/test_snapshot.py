@@ -72,7 +72,7 @@ def test_segments_are_given_by_partition_and_offset(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_files(tmp_path: Path) -> None:
-    """Columns throughout: the answer is the same whatever order the log has them in."""
+    """Read a log in another order: the columns give the same answer."""
     table = create_topic(tmp_path, partitions=2)
     stamp = "2020-01-01T00:00:00.00000"
     adds = [
@@ -108,7 +108,7 @@ def test_a_table_that_is_not_a_topic(tmp_path: Path) -> None:
 
 
 def test_a_shallow_clone_is_told_from_a_damaged_table(tmp_path: Path) -> None:
-    """Its log, as CLONE writes it: the properties and the files of the topic, and none of its transactions."""
+    """Write the log as CLONE does: it has the topic's properties and files, but none of its transactions."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     clone = tmp_path / "topics" / "clone" / "_delta_log"
@@ -213,15 +213,16 @@ def test_a_range_without_records_is_one_like_any_other(tmp_path: Path) -> None:
     assert (empty.base_offset, empty.end_offset) == (10, 20)
     assert {empty.min_offset, empty.max_offset, empty.min_timestamp_ms, empty.max_timestamp_ms} == {-1}
     assert snapshot.ranges() == {s.path: (s.partition, s.base_offset, s.end_offset) for p in parts for s in p.segments}
-    # It overlaps like any other, though it holds no record.
+    # It overlaps like any other file, although it has no record.
     foreign_append(path_of(table), [5])
     assert len(table.snapshot().segments(0)) == 1
     assert "offset 5, which is taken" in table.snapshot().refused(0)[0].reason
 
 
 def test_a_gap_is_a_range_that_no_file_stands_for(tmp_path: Path) -> None:
-    """Records missing inside a range are none; a file of which an earlier release wrote only the base ends where its
-    records end.
+    """Leave gaps: records missing inside a range are none.
+
+    A file of which an earlier release wrote only the base ends with its records.
     """
     table = create_topic(tmp_path)
     new = [write_segment(table, 0, base, base + 20, step=15) for base in (0, 20, 40)]
@@ -255,7 +256,7 @@ def test_a_later_releases_file_is_refused_by_name_and_no_foreign_one(tmp_path: P
         snapshot.segments(0)
     assert paths[0] in str(refused.value)
     assert len(snapshot.segments(1)) == 1
-    # Nobody may offer to drop it, though it reaches beyond sealed, or its partition is not there.
+    # The report must not offer to drop it, although it reaches beyond sealed or its partition does not exist.
     assert snapshot.foreign_removals() == ()
     foreign_append(path_of(table), [7])
     assert len(table.snapshot().foreign_removals()) == 1
@@ -287,7 +288,7 @@ def test_only_a_name_with_a_range_does_without_statistics(tmp_path: Path) -> Non
 
 
 def test_many_files_are_ordered_by_their_ranges(tmp_path: Path) -> None:
-    """Of all three kinds of names, whatever order the log has them in."""
+    """Use all three kinds of names, in any order of the log."""
     table = create_topic(tmp_path)
     names = [
         (segment_name(0, 0, 10, 1, "b" * 32), 4, 6),
@@ -313,7 +314,7 @@ def test_many_files_are_ordered_by_their_ranges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["partition=0/x.parquet", f"partition=0/{0:020d}-0-{'a' * 32}.parquet"])
 def test_a_file_with_the_largest_offset_reaches_beyond_sealed(tmp_path: Path, name: str) -> None:
-    """Its exclusive end would be a number that an int64 does not hold."""
+    """Use the largest offset: the exclusive end would not fit an int64."""
     table = create_topic(tmp_path)
     largest = 2**63 - 1
     action = AddAction(name, 1, {"partition": "0"}, 1, True, stats(largest - 1, largest))

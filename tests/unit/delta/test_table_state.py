@@ -1,4 +1,4 @@
-"""A log says the same to this project as it says to delta-rs, whoever wrote to it."""
+"""A log means the same to this project and to delta-rs, whichever program wrote to it."""
 
 import datetime as dt
 import json
@@ -37,7 +37,7 @@ Line = dict[str, Any]
 
 
 def by_delta_rs(table: TopicTable) -> dict[str, object]:
-    """The table as delta-rs reads it; None stands for what an action does not say."""
+    """Return the table as delta-rs reads it; None is a field that the action lacks."""
     read = DeltaTable(table.files.uri)
     columns = ["path", "size_bytes", "num_records", "partition.partition"]
     columns += [f"{bound}.{name}" for bound in ("min", "max") for name in ("offset", "timestamp")]
@@ -83,7 +83,7 @@ def moment(timestamp_us: int | None) -> dt.datetime | None:
 
 
 class Writer:
-    """Commits of every kind to one table, as the store and its jobs make them."""
+    """A writer of all kinds of commits to one table, as the store and its jobs make them."""
 
     def __init__(self, directory: Path) -> None:
         self.table = create_topic(directory, partitions=2)
@@ -99,14 +99,14 @@ class Writer:
         self.table.commit_roll([RollPart(partition, begin, begin + size, self.epoch, (segment,))])
 
     def rewrite(self, partition: int, step: int) -> None:
-        """Compaction of the first file, or of that and the next if they are empty."""
+        """Compact the first file, or that and the next if they are empty."""
         files = self.table.snapshot().segments(partition)
         old = files[:1] if not files or files[0].num_records else files[:2]
         if not old:
             return
         base, end = old[0].base_offset, old[-1].end_offset
         if len(range(base, end, step)) > sum(file.num_records for file in old) > 0:
-            return  # an earlier rewrite kept fewer
+            return  # an earlier rewrite kept fewer records
         if all(file.num_records for file in old):
             new = write_segment(self.table, partition, base, end, self.epoch, step=step)
         elif any(file.num_records for file in old):
@@ -172,7 +172,7 @@ def test_a_log_of_ours_says_the_same_as_to_delta_rs(changes: list[Callable[[Writ
 
 
 def changed_entry(table: TopicTable, change: Callable[[list[Line]], None], version: int = 2) -> None:
-    """Change an entry of ours and sign it again: it is whole, and says something that this release never does."""
+    """Change an entry of ours and sign it again: it is whole, but says something that this release never writes."""
     lines = [json.loads(line) for line in log_entry(table, version).read_text().splitlines()]
     change(lines)
     log_entry(table, version).write_bytes(signed(version, "\n".join(map(json.dumps, lines)).encode()))
@@ -261,7 +261,7 @@ def test_a_checkpoint_says_the_same_as_to_delta_rs(tmp_path: Path, ours: bool) -
 
 
 def test_statistics_of_a_checkpoint_that_has_them_as_columns(tmp_path: Path) -> None:
-    """As Spark writes it with ``delta.checkpoint.writeStatsAsStruct``."""
+    """Write statistics as Spark does with ``delta.checkpoint.writeStatsAsStruct``."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     expected = replayed(table)
@@ -289,7 +289,7 @@ def test_statistics_of_a_checkpoint_that_has_them_as_columns(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("top", ["json", "parquet"])
 def test_a_v2_checkpoint_with_sidecars_says_the_same(tmp_path: Path, top: str) -> None:
-    """As Spark writes it with ``delta.checkpointPolicy`` = v2, and cleans the log up."""
+    """Write a checkpoint as Spark does with ``delta.checkpointPolicy`` = v2, and clean the log up."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     roll(table, 0, 10, 20)
@@ -329,7 +329,7 @@ def test_a_v2_checkpoint_with_sidecars_says_the_same(tmp_path: Path, top: str) -
 
 
 def _plain(value: Any) -> Any:
-    """Without nulls."""
+    """Return ``value`` without nulls."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items() if part is not None}
     return value

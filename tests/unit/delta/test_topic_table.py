@@ -97,7 +97,7 @@ def test_an_aborted_range_is_a_segment_without_records(tmp_path: Path) -> None:
 
 
 def test_one_bad_partition_does_not_keep_the_others_back(tmp_path: Path) -> None:
-    """Rule R6."""
+    """Commit the good partitions (rule R6)."""
     table = create_topic(tmp_path, partitions=4)
     roll(table, 1, 0, 5)
     roll(table, 2, 0, 5, epoch=9)
@@ -198,7 +198,7 @@ def test_retention_removes_files_and_moves_the_start(tmp_path: Path) -> None:
 
 
 def test_a_rewrite_never_mixes_data_changing_removes_with_adds(tmp_path: Path) -> None:
-    """Rule R6: plain streams with skipChangeCommits would lose the adds."""
+    """Refuse such a rewrite (rule R6): plain streams with skipChangeCommits would lose the adds."""
     table = create_topic(tmp_path)
     old = roll(table, 0, 0, 10).segments[0].path
     with pytest.raises(ValueError, match="never mixes"):

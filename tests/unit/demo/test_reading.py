@@ -1,4 +1,4 @@
-"""How often each value was stored, as the demo of a cluster counts it."""
+"""The number of times that each value was stored, as the demo of a cluster counts it."""
 
 import pyarrow as pa
 

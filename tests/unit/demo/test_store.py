@@ -1,4 +1,4 @@
-"""Real servers: the demo must find the one that runs, and not be misled by the files of a killed one."""
+"""The demo must find the server that runs, and ignore the files of a killed one. The servers are real."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_store_of_its_own_ends_with_the_block(tmp_path: Path, monkeypatch: pyt
             assert endpoint == read_endpoint(data / "brokers" / "0")
             assert found == endpoint.url == url
         make_topic(url, TOPIC, {})
-        make_topic(url, TOPIC, {})  # of an earlier demo: made anew
+        make_topic(url, TOPIC, {})  # an earlier demo left it, so it is made again
         with Admin(url) as admin:
             assert len(admin.describe_topic(TOPIC).partitions) == PARTITIONS
     assert not list(data.glob("brokers/*/endpoint.json"))
@@ -43,7 +43,7 @@ def test_the_file_of_a_killed_store_does_not_count(tmp_path: Path, monkeypatch: 
     killed.kill()
     endpoint = data / "brokers/0/endpoint.json"
     assert json.loads(endpoint.read_text())["url"] == killed.url
-    # Meanwhile another store may listen on that port.
+    # Another store may listen on that port by now.
     endpoint.write_text(json.dumps({"url": other.url, "pid": 1}))
     with other, store_of(data, tmp_path / "server.log") as (url, running):
         assert running is None

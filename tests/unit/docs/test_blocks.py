@@ -1,4 +1,4 @@
-"""Every code block of a page has a language and is right in it, and runs in a test or says why it does not."""
+"""Every code block of a page has a language and correct syntax, and runs in a test or says why it does not."""
 
 import ast
 import json
@@ -24,7 +24,7 @@ def ids(block: Block) -> str:
 def test_a_block_is_right_in_its_language(block: Block):
     match block.language:
         case "python":
-            # A part of a program may await.
+            # A part of a program may use await at its top level.
             compile(block.code, ids(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         case "json":
             json.loads(block.code)

@@ -1,4 +1,4 @@
-"""Bounds that pages name are those of the code."""
+"""The limits that pages name are those of the code."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Commands that pages, messages and help texts tell people to type are there, with their options."""
+"""Commands that pages, messages and help texts recommend exist, with their options."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def problem(line: str, root: Any) -> str | None:
-    """The mistake in the command or its options; None for a right command, or one that is only named in passing."""
+    """Return the mistake in the command or its options; None if it is right, or only named in passing."""
     words = shlex.split(re.sub(r"[\[\]|]|\.\.\.", " ", line).replace("'", ""))[1:]
     context = root.make_context("logstore", ["topic"], resilient_parsing=True)
     command = root
@@ -48,7 +48,7 @@ def test_every_command_of_a_page_is_there(page: Path):
 
 
 def texts(source: str) -> Iterator[str]:
-    """The texts of a module but its docstrings, each as a whole; `X` stands for what a message fills in."""
+    """Yield the texts of a module except its docstrings, each as a whole; `X` is what a message fills in."""
     tree = ast.parse(source)
     with_docs = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     passed_over = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, with_docs) and _has_doc(node)}
@@ -65,10 +65,10 @@ def _has_doc(node: Any) -> bool:
 
 
 def commands_in(text: str) -> Iterator[str]:
-    """Commands in a message or help text, up to where the sentence goes on."""
+    """Yield the commands in a message or help text, up to where the sentence continues."""
     for match in re.finditer(r"\blogstore (?!where )[a-z-][^\n`;|()\[\]\\,]*", text):
         words = re.split(r"[.:] | {3,}|\.$|: ?$", match[0])[0].split(" ")
-        # Behind the command and its options a sentence may go on.
+        # The sentence may continue after the command and its options.
         yield " ".join(word for at, word in enumerate(words) if at < 4 or word.startswith("--"))
 
 

@@ -1,4 +1,4 @@
-"""Each decision has a number, a date and a status, and stands in the index with all of them."""
+"""Each decision has a number, a date and a status, and the index has all of them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Links of all pages lead somewhere: files that are there, headings that are there."""
+"""Links of all pages lead to existing files and headings."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _ELSEWHERE = ("http://", "https://", "mailto:")
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of the headings, as GitHub makes them."""
+    """Return the anchors of the headings, as GitHub makes them."""
     found: dict[str, int] = {}
     names = set()
     for heading in re.findall(r"^#+ +(.+?) *$", _FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):

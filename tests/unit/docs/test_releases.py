@@ -1,4 +1,4 @@
-"""The changelog's releases: the newest one is the version that the program says, and each has a date and a tag."""
+"""The changelog's newest release is the version of the program, and each release has a date and a tag."""
 
 import re
 

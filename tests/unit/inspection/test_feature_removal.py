@@ -1,4 +1,4 @@
-"""Every table feature of Delta 4.4: whether the store reads and commits with it on, and that it can be taken back."""
+"""Every table feature of Delta 4.4: whether the store reads and commits with it, and that it can be removed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.support import table_features as features
 from tests.support.table_paths import path_of
 from tests.support.topics import create_topic, offsets_in_table, roll
 
-#: What keeps the store from reading the table, or from committing to it, while the feature is in use.
+#: Features that keep the store from reading the table, or from committing to it, while they are in use.
 NOT_READ = {"catalogManaged", "adaptiveMetadata-preview"}
 NOT_WRITTEN = NOT_READ | {
     "checkConstraints",
@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> TopicTable:
 
 
 def served(table: TopicTable, partition: int = 0) -> dict[int, bytes | None]:
-    """Offsets and values of the records."""
+    """Return the records' values by offset."""
     found: dict[int, bytes | None] = {}
     for segment in table.snapshot().segments(partition):
         for group in row_groups(table.files, segment.path):
@@ -87,7 +87,7 @@ def test_each_feature_is_honoured_or_refused_and_taken_back(table: TopicTable, f
             take_back(table, feature)
         return
     assert feature in take_back(table, feature).features
-    take_back(table)  # and the features that it came with
+    take_back(table)  # and the features that it brought with it
     assert protocol_of(table)[:2] == (1, 2)
     snapshot = table.snapshot()
     assert snapshot.features == BASE
@@ -140,7 +140,7 @@ def test_one_feature_of_several(table: TopicTable) -> None:
     ],
 )
 def test_columns_of_the_owner_that_need_a_feature(table: TopicTable, feature: str, change: Any, why: str) -> None:
-    """They stop nothing, and are not given up."""
+    """Keep columns that the owner added: they stop nothing, and the feature is not removed."""
     before = served(table)
     features.turn_on(path_of(table), feature, change=change)
     assert served(table) == before
@@ -186,10 +186,10 @@ def test_a_default_of_a_column_of_the_owner_keeps_commits_back(table: TopicTable
     roll(table, 0, 60, 80)
 
 
-def test_rows_that_others_delete_while_files_are_written_anew(
+def test_rows_that_others_delete_while_files_are_written_again(
     table: TopicTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of the first plan have other vectors when it commits: they are written once more."""
+    """Change vectors after the first plan: its files are written again, because their vectors differ at the commit."""
     vectors.delete(path_of(table), [3])
     write = feature_removal.write_here
     calls = []

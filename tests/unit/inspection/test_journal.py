@@ -26,7 +26,7 @@ from tests.support.journals import (
 
 @pytest.fixture
 def journal_directory(tmp_path):
-    """Three files; partition 0 has offsets 0 to 5, two in each, and partition 1 one record in each."""
+    """Write three files: each has two offsets of partition 0 (0 to 5 in all), and one of partition 1."""
 
     async def scenario():
         async with running(tmp_path, file_bytes=2500, snapshots=lambda: [snapshot_frame(4)]) as (journal, _):
@@ -97,7 +97,7 @@ def test_repair_ends_the_journal_at_the_damage_and_keeps_every_byte(journal_dire
         f"{paths[2].name}.corrupt": before[paths[2].name],
     }
     lost = {(r.partition, r.first_offset, r.end_offset, r.records) for r in report.lost}
-    assert lost == {(0, 3, 6, 3), (1, 1, 3, 2)}  # with the damaged frame, whose header is good
+    assert lost == {(0, 3, 6, 3), (1, 1, 3, 2)}  # including the damaged frame, whose header is good
     assert verify(journal_directory).damage is None
     assert repair(journal_directory) is None
     frames = recovered_frames(journal_directory)

@@ -1,4 +1,4 @@
-"""A look at a journal that grows meanwhile is never taken for damage, and damage is never taken for growth."""
+"""A look at a growing journal never takes growth for damage, nor damage for growth."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.journals import data_frame, offsets, running
 
 
 class LateReader(FileSystem):
-    """Reads of a file see it as it was before its last ``late`` bytes changed, until ``catch_up`` reads were made."""
+    """A file system that reads a file as before its last ``late`` bytes changed, until ``catch_up`` reads were made."""
 
     def __init__(self, path: Path, before: bytes, catch_up: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class LateReader(FileSystem):
 
 @pytest.fixture
 def grown(tmp_path: Path) -> tuple[Path, bytes]:
-    """A journal of six groups in one file, and that file as it was after three."""
+    """Return a journal of six groups in one file, and that file as it was after three."""
 
     async def scenario() -> bytes:
         async with running(tmp_path) as (journal, _):

@@ -1,4 +1,4 @@
-"""The newest chain of files, against histories of rolls and jobs whose files are all still on the disk."""
+"""The newest chain of files, compared with histories of rolls and jobs whose files are all still on the disk."""
 
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +31,7 @@ def test_a_merged_file_goes_before_its_sources():
 
 
 def test_a_merge_that_lost_to_a_compaction_gives_way():
-    """The larger file is the older one here: it has records that the compaction took out."""
+    """Prefer the compacted files to the larger one, which is older and has records that the compaction removed."""
     compacted = [file(0, 10, 2), file(10, 20, 3)]
     assert chain(file(0, 20), *compacted, end=20) == (compacted, [])
 
@@ -70,7 +70,7 @@ def test_the_last_file_stays_when_nothing_is_above_the_log_start():
 
 @dataclass
 class History:
-    """A partition as its table has it: ``active`` files of (base, end, offsets that are left), and all ever made."""
+    """A partition of a table: ``active`` files of (base, end, remaining offsets), and all files ever made."""
 
     active: list[tuple[int, int, frozenset[int]]] = field(default_factory=list)
     made: set[tuple[int, int, frozenset[int]]] = field(default_factory=set)

@@ -37,7 +37,7 @@ from tests.support.topics import (
 
 @pytest.fixture
 def table(tmp_path):
-    """[0, 30) of partition 0 in three files."""
+    """Create [0, 30) of partition 0 in three files."""
     table = create_topic(tmp_path)
     for base in (0, 10, 20):
         roll(table, 0, base, base + 10, epoch=3)
@@ -45,7 +45,7 @@ def table(tmp_path):
 
 
 def verify(table, *frames, quick=False) -> TopicReport:
-    """Against a journal of these frames of the topic; without any against none."""
+    """Verify against a journal of these frames of the topic; without frames, against none."""
     if not frames:
         return verify_topic(table.files, {}, quick=quick)
     topic_id, position, recovered = table.snapshot().topic_id, 128, []
@@ -113,7 +113,7 @@ def test_an_add_action_that_says_something_else(table):
 
 
 def test_an_overwritten_commit_and_a_journal_that_knows_of_it(table):
-    """The last roll is not in the table any more; its file is on the disk."""
+    """Overwrite the last roll's entry: the table no longer has its file, which is still on the disk."""
     overwrite_entry(table, 3)
     report = verify(table, snapshot_frame(sealed_offset=30))
     assert checks(report) == ["journal"]
@@ -147,7 +147,7 @@ def test_producers_that_differ(table):
 
 
 def test_leader_epochs_that_differ(table):
-    """Epochs of a segment that fall, and that begin elsewhere in the journal's snapshot."""
+    """Check epochs of a segment that fall, and epochs that begin elsewhere in the journal's snapshot."""
     assert checks(verify(table, snapshot_frame(30))) == []
     with SegmentWriter(open_table(table.files.uri), 0, 30, 35, 3) as writer:
         writer.write(log_batch(range(30, 35)))
@@ -164,7 +164,7 @@ def test_records_that_another_writer_took_out(table):
     assert "offsets 20 to 29 are missing: RESTORE" in report.problems[0].text
 
 
-def test_a_delete_leaves_a_gap_that_is_told(table):
+def test_a_delete_leaves_a_gap_that_is_reported(table):
     DeltaTable(path(table)).delete("partition = 0 AND offset >= 10 AND offset < 20")
     report = verify(table)
     assert report.problems == []
@@ -237,7 +237,7 @@ def test_a_deletion_vector_that_cannot_be_read(table, gone):
 
 def test_a_file_that_a_job_replaces_meanwhile_does_not_count(table):
     class Replacing(FileSystem):
-        """A job and a vacuum come between the log and the files."""
+        """A file system on which a job and a vacuum run after the log is read and before the files are."""
 
         done = False
 
@@ -277,7 +277,7 @@ def test_a_hint_that_names_no_checkpoint(table):
 
 
 def test_a_commit_that_is_there_twice(table):
-    """The digest of an entry covers its version."""
+    """Copy an entry to another version, which its digest covers."""
     entry = log_entry(table, 3)
     log_entry(table, 4).write_bytes(entry.read_bytes())
     assert "delta-log" in checks(verify(table))
@@ -304,7 +304,7 @@ def frame(base_offset: int, count: int, *, epoch: int):
 
 
 def tails_of(table, *frames):
-    """What a journal with these frames of the topic tells."""
+    """Return what a journal with these frames of the topic says about it."""
     topic_id, recovered = table.snapshot().topic_id, []
     for at, frame in enumerate(frames):
         header = frame.header._replace(topic_id=topic_id)
@@ -314,7 +314,7 @@ def tails_of(table, *frames):
 
 
 def test_a_replica_that_was_out_of_sync_is_no_damage(table):
-    """Its leader of epoch 2 was replaced, and what it had from offset 25 on was never acknowledged."""
+    """Replace the leader of epoch 2: its records from offset 25 on were never acknowledged."""
     whole = tails_of(table, frame(20, 10, epoch=3), frame(30, 2, epoch=3))
     parted = tails_of(table, frame(20, 12, epoch=2))
     report = verify_topic(table.files, {"/one": whole, "/two": parted})

@@ -1,4 +1,4 @@
-"""A Delta log made anew from the files: the table is as it was, or what cannot be known is said."""
+"""A Delta log is built again from the files: the table is as before, or the report says what cannot be known."""
 
 import contextlib
 import json
@@ -33,8 +33,10 @@ def root(tmp_path: Path) -> TableRoot:
 
 @pytest.fixture
 def table(tmp_path: Path) -> TopicTable:
-    """Partition 0: [0, 40) in four rolls, of which a compaction has made [0, 20) one file of ten records; partition 1:
-    [0, 10), of which the first five records are deleted.
+    """Create partition 0 with [0, 40) in four rolls, and partition 1 with [0, 10), whose first five records are
+    deleted.
+
+    A compaction has made one file of ten records from [0, 20) of partition 0.
     """
     table = create_topic(tmp_path, partitions=2)
     for base in range(0, 40, 10):
@@ -91,7 +93,7 @@ def test_a_log_with_a_damaged_entry_comes_back_whole(root, table):
     before = {path.name: path.read_bytes() for path in log_directory(table).iterdir()}
     plan = rebuilt(root)
     assert facts(TopicTable.open(root.open("events")).snapshot()) == expected
-    assert [len(part.superseded) for part in plan.partitions] == [0, 0]  # the log tells what was removed
+    assert [len(part.superseded) for part in plan.partitions] == [0, 0]  # the log says which files were removed
     kept = log_directory(table).with_name("_delta_log.set-aside")
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
     assert (log_directory(table) / f"{0:020d}.json").exists()
@@ -126,7 +128,7 @@ def test_a_file_cut_at_the_log_start_tells_it(root, table):
 
 
 def test_a_removed_file_never_comes_back_in_the_place_of_its_successor(root, table):
-    """Its entry can be read: the records that compaction took out are gone, and the file that is left is missed."""
+    """Damage the compacted file, not its entry: the records that compaction removed stay away."""
     (compacted, *_) = table.snapshot().segments(0)
     flip_bit(Path(table.files.where(compacted.path)), 100)
     damage_entry(table, 1)
@@ -255,7 +257,7 @@ def test_a_copy_under_another_name_is_refused(root, table, tmp_path):
 
 
 def every_crash(tmp_path: Path, act: Callable[[FileSystem, Path], object]) -> int:
-    """Run ``act`` on copies of ``tmp_path``, killed at each call and point; how often it was."""
+    """Run ``act`` on copies of ``tmp_path``, killed at each call and point; return the number of kills."""
     calls = ("make_directory", "create", "write_at", "fdatasync", "close", "sync_directory", "rename", "unlink")
     points = ("rebuild.staged", "rebuild.set_aside", "rebuild.renamed")
     kills = 0
@@ -277,7 +279,7 @@ def every_crash(tmp_path: Path, act: Callable[[FileSystem, Path], object]) -> in
 
 
 def after_a_kill(data: Path) -> None:
-    """The old log, or none with the old one beside, or the new one; and the next attempt ends well."""
+    """Check that a kill leaves the old log, in place or set aside, or the new one. The next attempt must succeed."""
     root = open_root(data)
     files = root.open("events")
     if (aside := root.log_set_aside("events")) is not None:
@@ -305,7 +307,7 @@ def test_a_kill_at_any_step_leaves_the_old_log_or_the_new_one(table, tmp_path):
 
 
 def test_partitions_that_only_the_facts_of_the_log_name_are_made_again(root: TableRoot, table: TopicTable) -> None:
-    """A RESTORE to a version before they were added took the property back; none of them has a record."""
+    """Restore a version before the partitions were added, which takes the property back; they have no records."""
     table.add_partitions(4)
     DeltaTable(table.files.uri).restore(table.snapshot().version - 1)
     log_entry(table, 3).unlink()

@@ -1,4 +1,4 @@
-"""Frame headers of version 1 are in ``test_frame.py``, whole journals in ``tests/golden``."""
+"""Snapshots of version 1; ``test_frame.py`` tests frame headers of version 1, and ``tests/golden`` whole journals."""
 
 import struct
 

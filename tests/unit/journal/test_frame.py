@@ -131,7 +131,7 @@ def test_a_frame_of_version_1_has_its_sender_in_todays_terms_and_keeps_it_when_i
 ):
     header = header._replace(type=FrameType.DATA)
     encoded = bytearray(encode_frame_header(Frame(header, b""), position=0, durable_end=0, file_id=1))
-    # docs/journal-format.md, versions.
+    # docs/journal-format.md describes the versions.
     fields = ((producer_id, 8), (key_hash, 8), (sequence, 4), (epoch, 2), (inflated_bytes, 8))
     encoded[96:126] = b"".join(value.to_bytes(size, "little", signed=value < 0) for value, size in fields)
     expected = BatchIdentity(producer_id, epoch, sequence) if epoch >= 0 else NO_IDENTITY
@@ -157,7 +157,7 @@ def test_a_frame_of_the_version_before_has_the_types_and_flags_of_that_version(k
     if kind <= FrameType.MARK and flags < FrameFlags.TRANSACTIONAL:
         found, *rest = decode_frame_header(before, 0, 0, 1)
         assert rest == [7, crc32c(b"payload"), 0]
-        # The last two fields tell of the sender, whose numbers stand elsewhere in version 1.
+        # The last two fields describe the sender, whose numbers are elsewhere in version 1.
         assert found[:-2] == header[:-2]
         assert found == header or version == 1
     else:
@@ -206,7 +206,7 @@ places = st.integers(0, 40)
 
 
 def decoded(data, at, position, file_id):
-    """None, a header, or a refusal that says why and where; any other exception is an error of the decoder."""
+    """Return None, a header, or a refusal that says why and where. Any other exception is an error of the decoder."""
     try:
         return decode_frame_header(data, at, position, file_id)
     except DataDirectoryError as error:
@@ -232,7 +232,7 @@ def test_random_bytes_behind_a_magic_or_a_cut_header_are_no_frame(header, body, 
 
 @given(headers, st.binary(min_size=HEADER_BYTES - 8, max_size=HEADER_BYTES - 8), st.integers(8, 127), uint64)
 def test_any_frame_header_with_a_good_sum_is_taken_or_refused_by_name(header, body, kept, position):
-    """The beginning of a true header, then anything: what a release to come may write."""
+    """Begin like a true header and then continue with anything, as a future release may."""
     encoded = encode_frame_header(Frame(header, b"x"), position=position, durable_end=0, file_id=7)
     forged = bytearray(encoded[:kept] + body[kept - 8 :])
     forged[24:32] = position.to_bytes(8, "little")

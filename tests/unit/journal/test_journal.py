@@ -98,7 +98,7 @@ def test_the_end_of_a_group_is_told_when_all_of_it_was(tmp_path):
     asyncio.run(scenario())
 
 
-def test_the_end_of_a_group_that_failed_is_told(tmp_path):
+def test_the_end_of_a_group_that_failed_is_reported(tmp_path):
     class Broken(FileSystem):
         def fdatasync(self, fd):
             raise OSError(errno.EIO, "broken")
@@ -190,7 +190,7 @@ def test_each_file_begins_with_the_snapshots_of_that_moment(tmp_path):
     assert len(per_file) > 3
     assert per_file == sorted(per_file)
     assert per_file[-1] > 0
-    # A snapshot tells of what came before it, and not of what comes after.
+    # A snapshot describes the frames before it, and none after it.
     seen = 0
     for frame in frames:
         if frame.header.type is FrameType.DATA:
@@ -220,7 +220,7 @@ async def _fill(
 
 
 async def _settle(journal: Journal) -> None:
-    """Let the journal's thread do what it was given."""
+    """Wait until the journal's thread has done its work."""
     await journal._thread.run(lambda: None)
 
 
@@ -436,7 +436,7 @@ def test_payloads_of_snapshots_and_controls_are_recovered_with_them(tmp_path):
     ids=str,
 )
 def test_a_marker_that_no_snapshot_could_hold_is_refused_before_one_is_written(tmp_path, change):
-    """Else the start that takes it begins a file that no later start reads."""
+    """Refuse the marker: a start that took it would begin a file that no later start can read."""
     control = control_frame(1)
     control = control._replace(header=control.header._replace(**change))
 

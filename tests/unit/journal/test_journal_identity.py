@@ -1,4 +1,4 @@
-"""Whose journal it is: the heads of its files, the position beside it, and files that lose their names."""
+"""The identity of a journal: the heads of its files, the position beside it, and files that lose their names."""
 
 import asyncio
 import random
@@ -132,7 +132,7 @@ def test_an_older_file_that_has_lost_its_name_is_noticed_soon(tmp_path: Path, mo
                 await journal.append([data_frame(number, bytes(2000))])
             assert len(journal.files) > 2
             journal._files[0].path.unlink()
-            journal.append([data_frame(4)])  # whether it is told before or after the look
+            journal.append([data_frame(4)])  # its outcome may come before or after the look
             await eventually_async(lambda: isinstance(journal.failed, JournalFileLostError), "not noticed")
 
     run(scenario())
@@ -162,7 +162,7 @@ def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeyp
 
 
 def test_nothing_is_acknowledged_before_the_first_position_is_written(tmp_path: Path) -> None:
-    """A journal that is lost then could not be told from one that was never begun."""
+    """Refuse the append: a lost journal would look like one that was never begun."""
 
     class BadDisk(MemoryRecord):
         def record(self, durable_end: int) -> None:
@@ -201,11 +201,11 @@ def test_no_append_waits_for_the_disk_of_the_file_beside_the_journal(
             await journal.append([data_frame(2)])
             go_on.set()
 
-    asyncio.run(scenario())  # on real time, which goes on while a thread is held
+    asyncio.run(scenario())  # on real time, which continues while a thread is held
 
 
 def test_a_journal_that_loses_its_end_differs(tmp_path: Path) -> None:
-    """Also where no frame behind the cut attests what was there."""
+    """Cut the journal where no later frame attests the lost ones."""
     record = MemoryRecord()
 
     async def scenario() -> list[int]:

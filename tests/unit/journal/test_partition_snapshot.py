@@ -96,7 +96,7 @@ _FIRST = {"sealed_offset": 5, "leader_epochs": []}
         msgspec.msgpack.encode(_FIRST | {"open_transactions": [[1, 0, 5, 0], [1, 1, 6, 0]]}),
         msgspec.msgpack.encode(_FIRST | {"markers": [[1, -1, 0, 5, 0]]}),
         msgspec.msgpack.encode(_FIRST | {"markers": 7}),
-        # A field that is skipped, nested deeper than a parser goes.
+        # This is a skipped field that is nested deeper than a parser goes.
         b"\x81\xa1x" + b"\x91" * 200_000,
     ],
 )

@@ -23,7 +23,7 @@ def test_what_is_not_here_is_not_guessed() -> None:
     recent = RecentFrames(100)
     assert found(recent, 0, 4) is None
     recent.add(10, [b"abcd"])
-    recent.add(20, [b"efgh"])  # another file: its header and snapshots are between
+    recent.add(20, [b"efgh"])  # another file, because its header and snapshots are in between
     assert found(recent, 9, 2) is None
     assert found(recent, 12, 4) is None, "it goes on elsewhere"
     assert found(recent, 14, 2) is None

@@ -1,4 +1,4 @@
-"""Batches to columns and back: both codecs against each other, against plain rows, and against another library."""
+"""Batches become columns and batches again: both codecs agree with each other, with plain rows and another library."""
 
 from dataclasses import replace
 from random import Random
@@ -45,7 +45,7 @@ def decoded(*batches, codec) -> tuple[list[Row], list[int]]:
 
 
 def plain(rows: list[Row]) -> list[Row]:
-    """As Kafka holds them: an empty list of headers is none."""
+    """Return the rows as Kafka stores them, where an empty list of headers is no list."""
     return [replace(row, headers=row.headers or None) for row in rows]
 
 

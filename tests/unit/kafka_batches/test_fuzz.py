@@ -1,4 +1,4 @@
-"""Batches with damage under a right CRC: both codecs take the same ones, and give the same columns."""
+"""Both codecs take the same damaged batches with a right CRC, and return the same columns."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_both_codecs_take_and_refuse_the_same(seed: int):
         for log_append_time in (False, True):
             outcomes[same_outcome(batch, log_append_time=log_append_time)] += 1
         same_columns(batch)
-    # A fuzz that only ever meets one answer tests nothing.
+    # A fuzz test with only one outcome tests nothing.
     assert min(outcomes["taken"], outcomes["refused"]) > 0
 
 

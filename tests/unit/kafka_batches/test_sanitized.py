@@ -1,4 +1,4 @@
-"""The codec in C under the address sanitizer and the one for undefined behaviour, on the corpus of the fuzz test."""
+"""The address sanitizer and the one for undefined behaviour run the codec in C on the corpus of the fuzz test."""
 
 import os
 import subprocess
@@ -13,13 +13,13 @@ from tests.support.server_process import ROOT
 
 pytestmark = pytest.mark.long
 
-# Not -O1: there GCC 12 leaves out a check if both sanitizers are on.
+# This is not -O1, at which GCC 12 leaves out a check if both sanitizers are on.
 _OPTIONS = ("-g", "-O0", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The library, and the sanitizer's own that is to be loaded before Python."""
+    """Return the library, and the sanitizer's library, which is loaded before Python."""
     command = compiler()
     if command is None:
         pytest.skip("there is no C compiler")
@@ -38,7 +38,7 @@ def run(sanitized: tuple[Path, str], *arguments: str) -> subprocess.CompletedPro
     environment = {
         **os.environ,
         "LD_PRELOAD": runtime,
-        # Memory of CPython and Arrow is never given back at the end.
+        # CPython and Arrow never free some of their memory.
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "PYTHONPATH": str(ROOT),
     }

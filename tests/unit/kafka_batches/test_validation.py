@@ -1,4 +1,4 @@
-"""What is taken of a producer, and the reason of each refusal; both codecs say the same."""
+"""The batches that are taken from a producer, and the reason of each refusal; both codecs say the same."""
 
 import gzip
 import struct
@@ -236,7 +236,7 @@ def test_zstd_and_gzip_of_other_libraries(codec):
     for compression in (Compression.GZIP, Compression.ZSTD):
         batch = raw_batch(deflated(compression, records), 3, compression=compression)
         assert len(validate(batch, inflated_bytes_max=_MIB, codec=codec)) == 1
-    # As Kafka's level 22 makes it.
+    # Kafka's level 22 makes such a window.
     parameters = zstandard.ZstdCompressionParameters(compression_level=1, window_log=27, write_content_size=False)
     far = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     stored = far.compress(records) + far.flush()
@@ -300,7 +300,7 @@ def test_any_buffer_is_taken(codec):
 def test_records_without_a_key_are_found(codec):
     rows = [Row(5, None if number % 3 == 1 else b"k", b"v", None) for number in range(10)]
     for compression in Compression:
-        # The timestamps are none that are allowed: with append times nobody looks at them.
+        # These timestamps are not allowed, but append times replace them.
         batch = client_batch(rows, compression=compression)
         batch = sealed(batch[:27] + struct.pack(">q", 2**62) + batch[35:])
         (valid,) = validate(batch, inflated_bytes_max=_MIB, log_append_time=True, codec=codec)

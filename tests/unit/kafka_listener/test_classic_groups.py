@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {"group_initial_rebalance_delay_ms": 0}
 
 
 async def join(handlers: Handlers, version: int = 9, **values: Any) -> JoinGroupResponse:
-    """One JoinGroup."""
+    """Send one JoinGroup."""
     wanted: dict[str, Any] = {
         "group_id": "g",
         "session_timeout_ms": 10_000,
@@ -55,7 +55,7 @@ async def join(handlers: Handlers, version: int = 9, **values: Any) -> JoinGroup
 
 
 async def joined(handlers: Handlers, version: int = 9, **values: Any) -> JoinGroupResponse:
-    """As a client does it: with the id that the first answer gives."""
+    """Join as a client does: again, with the id from the first answer."""
     answer = await join(handlers, version, **values)
     if answer.error_code == MemberIdRequiredError.kafka_code:
         answer = await join(handlers, version, member_id=answer.member_id, **values)
@@ -154,7 +154,7 @@ def test_the_last_join_completes_the_rebalance_and_the_leaders_sync_answers_all(
             assert not waiting.done()
             mine = await sync(handlers, leader, {leader.member_id: b"one", follower.member_id: b"two"})
             assert (mine.assignment, (await waiting).assignment) == (b"one", b"two")
-            # Who asks again gets it again.
+            # A second request gets the assignment again.
             assert (await sync(handlers, follower, {})).assignment == b"two"
 
     run(scenario())
@@ -214,7 +214,7 @@ def test_what_a_member_may_not_say(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_group_of_any_name_has_members_and_their_clients_are_told(tmp_path: Path) -> None:
+def test_a_group_of_any_name_has_members_and_their_clients_are_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, **OPTIONS) as handlers:
             name = "my group/ä 🙂" + "x" * 300
@@ -261,12 +261,12 @@ def test_what_the_members_of_all_groups_bring_is_bounded(tmp_path: Path, monkeyp
         async with kafka_handlers(tmp_path, offsets_topic_num_partitions=1, **OPTIONS) as handlers:
             members = [await join(handlers, 3, group_id=f"g{number}", protocols=large) for number in range(3)]
             assert [one.error_code for one in members] == [0, 0, again]
-            # Who asks for an id, and who has one and no member, is nobody yet.
+            # A client that asks for an id, or has an id but no member, is not a member yet.
             assert (await join(handlers, group_id="g2", protocols=large)).error_code == again
             names = {"group_id": "k", "subscribed_topic_names": ["t"], "topic_partitions": []}
             beat = ConsumerGroupHeartbeatRequest(member_id="m", rebalance_timeout_ms=1_000, **names)
             assert (await handlers.ask(68, 1, beat)).error_code == again
-            # Members go on, and make room when they leave.
+            # Members continue, and make room when they leave.
             one = {"group_id": "g0", "member_id": members[0].member_id}
             assert (await join(handlers, 3, protocols=large, **one)).error_code == 0
             leaving = LeaveGroupRequest(group_id="g0", member_id=members[0].member_id)
@@ -297,25 +297,25 @@ def test_members_of_full_groups_go_on_and_bring_no_more(tmp_path: Path, monkeypa
             assert [(await handlers.ask(68, 1, beat)).error_code for beat in beats] == [0, 0]
             monkeypatch.setattr(groups_machine, "ALL_GROUPS_BYTES_MAX", 1_000)
 
-            # Nobody brings more.
+            # No member may add more.
             assert (await sync(handlers, other, {other.member_id: b"all"})).error_code == again
             larger = {"member_id": other.member_id, "protocols": protocols(5)}
             assert (await join(handlers, **larger)).error_code == again
             assert (await handlers.ask(68, 1, heartbeat("m", 1, "t", "u"))).error_code == again
             assert (await handlers.ask(68, 1, heartbeat("p", 0, "t"))).error_code == again
-            # Who is wrong is told so.
+            # A wrong request gets its own error.
             assert (await handlers.ask(68, 1, heartbeat("p", 5, "t"))).error_code == UnknownMemberIdError.kafka_code
             mixed = await join(handlers, 3, group_id="k")
             assert mixed.error_code == InconsistentGroupProtocolError.kafka_code
 
-            # Who is there goes on, with another id and from another host, too.
+            # An existing member continues, also with another id or from another host.
             assert (await handlers.ask(68, 1, heartbeat("m", 1, "t"))).error_code == 0
             assert (await handlers.ask(68, 1, heartbeat("n", -2, instance_id="j"))).error_code == 0
             assert (await handlers.ask(68, 1, heartbeat("o", 0, "t", instance_id="j"))).error_code == 0
             back = {"group_id": "s", "group_instance_id": "i"}
             static = await join(handlers, protocols=protocols(100), **back)
             assert (static.error_code, static.generation_id) == (0, 1)
-            # A generation has the room of the assignments before it.
+            # A generation may use the room of its predecessor's assignments.
             member = await join(handlers, member_id=static.member_id, protocols=protocols(99), **back)
             assert (member.error_code, member.generation_id) == (0, 2)
             assert (await sync(handlers, member, {member.member_id: bytes(101)}, **back)).error_code == again

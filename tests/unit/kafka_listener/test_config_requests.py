@@ -1,4 +1,4 @@
-"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs: a real broker, asked through the codecs."""
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs at a real broker, through the codecs."""
 
 from pathlib import Path
 

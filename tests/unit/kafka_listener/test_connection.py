@@ -1,4 +1,4 @@
-"""Requests and answers of one connection, and what bad clients can do to the others: nothing."""
+"""Requests and answers of one connection. Bad clients cannot harm the others."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ def test_every_api_that_is_told_of_has_a_handler():
     assert HANDLERS.keys() == APIS.keys()
 
 
-def test_the_versions_of_all_apis_are_told(tmp_path: Path):
+def test_the_versions_of_all_apis_are_reported(tmp_path: Path):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             client = await server.connect()
@@ -83,7 +83,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0(tmp_path: P
 
 
 def test_answers_come_in_the_order_of_the_requests(tmp_path: Path):
-    """A long poll at their head, which a record ends that comes over another connection."""
+    """Send a long poll first; a record from another connection ends it."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
@@ -103,7 +103,7 @@ def test_answers_come_in_the_order_of_the_requests(tmp_path: Path):
 
 @pytest.mark.parametrize("count", [40, 3 * REQUESTS_IN_HAND_MAX])
 def test_records_of_one_connection_are_stored_in_their_order(tmp_path: Path, count: int):
-    """Large requests, which are checked in threads, between small ones."""
+    """Send large requests, which are checked in threads, between small ones."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
@@ -242,7 +242,7 @@ def test_http_is_told_where_it_is_and_its_connection_ends(tmp_path: Path, sent: 
 
 
 def test_http_behind_a_frame_is_told_nothing(tmp_path: Path):
-    """Its sender is a client of Kafka's."""
+    """Send HTTP after a frame: the sender is a Kafka client, so it gets no answer in HTTP."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path, limits=LIMITS) as server:
@@ -269,7 +269,7 @@ def test_requests_before_bad_input_are_answered(tmp_path: Path):
 
 
 def test_bytes_behind_a_message_are_passed_over(tmp_path: Path):
-    """librdkafka sends three after an empty Metadata request of version 13."""
+    """Send three bytes after a message, as librdkafka does after an empty Metadata request of version 13."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
@@ -312,7 +312,7 @@ def test_an_idle_connection_is_closed_without_a_line(tmp_path: Path):
                 silent, waiting = await server.connect(), await server.connect()
                 waiting.send(FETCH, 17, fetch(topic.topic_id.bytes, 0, max_wait_ms=1_200))
                 assert await silent.is_closed()
-                # One that waits for its answer is not idle.
+                # A client that waits for its answer is not idle.
                 assert (await waiting.receive(FETCH, 17))[1].error_code == 0
                 assert await waiting.is_closed()
         assert not [one for one in logs if one["event"] == "kafka.connection_ended"]
@@ -348,7 +348,7 @@ def test_a_client_that_pipelines_without_reading_holds_one_answer_and_is_cut(tmp
                 held = answers.reserved
                 await asyncio.sleep(0.3)
                 assert 0 < answers.reserved <= held < 40 * MIB
-                # Others go on meanwhile.
+                # Other clients are served meanwhile.
                 assert (await writer.ask(METADATA, 13, ALL_TOPICS)).error_code == 0
                 await eventually_async(lambda: server.listener.connection_count == 1, seconds=15)
                 assert answers.reserved == 0
@@ -385,7 +385,7 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
-    """Long and short ones; nobody is refused."""
+    """Send long and short requests, none of which is refused."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path, queued_max_request_bytes=2 * MIB, max_request_size=MIB) as server:
@@ -397,7 +397,7 @@ def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
                 short.send(PRODUCE, 9, produce_request({0: batch_of(b"x" * 500)}))
                 await asyncio.sleep(0.2)
                 assert server.store.broker.topics.served.topic(INTERNAL, "t").partition(0).high_watermark == 0
-                # Heartbeats and the like go on.
+                # Heartbeats and similar requests are served.
                 other = await server.connect()
                 assert (await other.ask(METADATA, 13, ALL_TOPICS)).error_code == 0
             for client in (long, short):
@@ -410,7 +410,7 @@ def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
 
 def test_a_full_journal_makes_producers_wait_and_asks_them_for_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async def never(*_: Any, **__: Any) -> None:
-        """Roll when the test says so, and not because the journal is full."""
+        """Leave rolls to the test; the store would roll because the journal is full."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path, journal_topic_max_bytes=100_000) as server:
@@ -454,7 +454,7 @@ def test_a_journal_that_stays_full_ends_the_wait_with_an_error_that_producers_tr
 
 
 class _SlowQuota(Quotas):
-    """One pause for each request of the client ``greedy``, in seconds."""
+    """Quotas that let each request of the client ``greedy`` wait for the next of ``pauses``, in seconds."""
 
     def __init__(self, *pauses: float) -> None:
         super().__init__()
@@ -496,7 +496,7 @@ def test_the_longest_pause_of_several_answers_counts(tmp_path: Path):
 
 
 def test_connections_beyond_the_bound_are_closed_and_others_answered(tmp_path: Path):
-    """The connections of another listener count, too."""
+    """Count the connections of another listener as well."""
 
     async def ask() -> None:
         with captured_logs() as logs:
@@ -553,7 +553,7 @@ def test_a_stop_ends_long_polls_and_answers_what_is_appended(tmp_path: Path, mon
 
 @pytest.mark.parametrize("partitions", [1, 5_000])
 def test_a_stop_ends_a_request_that_came_just_before_it(tmp_path: Path, partitions: int):
-    """Its task is cancelled before it has begun."""
+    """Cancel the request's task before it has begun."""
     asked = [FetchRequest.FetchPartition(partition=at, fetch_offset=0) for at in range(partitions)]
     wanted = FetchRequest(max_wait_ms=60_000, topics=[FetchRequest.FetchTopic(topic="t", partitions=asked)])
     frame = b"".join(write_request(FETCH, 11, 1, None, wanted))

@@ -109,7 +109,7 @@ def test_what_a_member_may_not_say(tmp_path: Path) -> None:
 
 
 def test_a_member_may_have_no_topics_yet(tmp_path: Path) -> None:
-    """A pattern that a client resolves itself, and that matches nothing yet, is an empty list."""
+    """Send an empty list, as for a pattern that the client resolves itself and that matches nothing yet."""
 
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:

@@ -1,4 +1,4 @@
-"""A consumer of aiokafka at the listener's socket reads what HTTP reads, whatever it is stored in."""
+"""An aiokafka consumer at the listener's socket reads the same records as HTTP, however they are stored."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ def consumer_at(port: int, **options: object) -> AIOKafkaConsumer:
 
 
 async def read(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int, end: int) -> dict[int, Row]:
-    """The records from ``offset`` up to the position ``end``."""
+    """Return the records from ``offset`` up to the position ``end``."""
     consumer.seek(partition, offset)
     found: dict[int, Row] = {}
     async with asyncio.timeout(30):
@@ -56,7 +56,7 @@ def test_from_any_offset_a_consumer_reads_what_http_reads(tmp_path: Path, max_pa
                 for offset in range(0, log.high_watermark, 7):
                     wanted = {at: row for at, row in expected.items() if at >= offset}
                     assert await read(consumer, partition, offset, log.high_watermark) == wanted
-                # One that waits is told at once.
+                # A waiting consumer gets the record at once.
                 end = log.high_watermark
                 waiting = asyncio.create_task(read(consumer, partition, end, end + 1))
                 await produce(broker, topic, [b"news"])

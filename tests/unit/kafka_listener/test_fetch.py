@@ -1,4 +1,4 @@
-"""Fetch, by the handler of a real broker; aiokafka decodes the records."""
+"""Fetch, by a real broker's handler; aiokafka decodes the records."""
 
 import asyncio
 from pathlib import Path
@@ -40,7 +40,9 @@ def wanted(
     max_wait_ms: int = 0,
     **fields: Any,
 ) -> FetchRequest:
-    """``topic``: a name, an id, or one that is asked for by both, of which a version takes the one that it knows."""
+    """Return a request. ``topic`` is a name, an id, or a topic that is requested by both: a version takes the one it
+    knows.
+    """
     named: dict[str, Any] = {"topic": topic} if isinstance(topic, str) else {"topic_id": topic}
     if isinstance(topic, Topic):
         named = {"topic": topic.name, "topic_id": topic.topic_id.bytes}
@@ -167,7 +169,7 @@ def test_bounds_of_partitions_and_of_the_answer(tmp_path: Path) -> None:
             asked = [{"partition": 0, "partition_max_bytes": 1}, {"partition": 1, "partition_max_bytes": 4_000}]
             asked += [{"partition": 2, "partition_max_bytes": 0}]
             found = partitions_of(await ask(handlers, FETCH, 17, wanted(topic, *asked)))
-            # One batch at least of each, whole.
+            # Each partition has at least one whole batch.
             assert [len(values_of(one)) for one in found] == [1, 3, 1]
             found = partitions_of(await ask(handlers, FETCH, 17, wanted(topic, *asked, max_bytes=1)))
             assert [len(values_of(one)) for one in found] == [1, 0, 0]

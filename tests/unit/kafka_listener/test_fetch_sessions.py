@@ -1,4 +1,4 @@
-"""Fetch sessions against a model of them, and their bounds."""
+"""Fetch sessions agree with a model of them, and have bounds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ def told(response: FetchResponse) -> list[Key]:
 
 
 def answers(fetching: Fetching, **fields: Any) -> list[tuple[Key, Answer]]:
-    """The same answer for each partition."""
+    """Return the same answer for each partition."""
     return [(key, Answer(partition_index=key[1], **fields)) for key, _ in fetching.partitions]
 
 
@@ -62,7 +62,7 @@ class ModelSession:
     created: float
     used: float
     epoch: int = 1
-    #: What the client was told last of each partition: (high watermark, log start); by key, in the order of reads.
+    #: The last (high watermark, log start) of each partition that the client received; by key, in the order of reads.
     told: dict[Key, tuple[int, int]] = field(default_factory=dict)
     offsets: dict[Key, int] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class Begun:
 
 
 class Sessions(RuleBasedStateMachine):
-    """Requests come in any order, and answers to them later, in any order."""
+    """Requests come in any order, and their answers follow later, in any order."""
 
     begun = Bundle("begun")
     keys = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=5, unique=True)
@@ -176,7 +176,7 @@ class Sessions(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(at=st.integers(0, SESSIONS_MAX - 1), chosen=keys, data=st.data())
     def answered(self, at: int, chosen: list[tuple[int, int]], data: st.DataObject) -> None:
-        """As most clients do: one request after the other."""
+        """Send a request and answer it before the next, as most clients do."""
         self.answer(self.incremental(at, chosen, [], True, 0, 0), data)
 
     @rule(one=consumes(begun), data=st.data())
@@ -212,7 +212,7 @@ class Sessions(RuleBasedStateMachine):
     ) -> None:
         session = before.get(one.session_id)
         if session is None or session.epoch != one.epoch:
-            # The session has gone on, or is gone; an answer that says so, or one that nobody waits for.
+            # The session has moved on or is gone: the answer says so, or no client waits for it.
             assert response.error_code in (0, 71)
             if session is not None:
                 assert (response.error_code, told(response)) == (71, [])
@@ -293,13 +293,13 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
 
 
 def opened(sessions: FetchSessions, name: str, size: int) -> int:
-    """The id of a new session of so many partitions."""
+    """Return the id of a new session of ``size`` partitions."""
     fetching = sessions.begin(request([(name, n) for n in range(size)]), by_id=False)
     return fetching.answer(answers(fetching)).session_id
 
 
 def used(sessions: FetchSessions, session_id: int, epoch: int, **fields: Any) -> list[Key]:
-    """The partitions of the next fetch of a session, in their order; ``fields`` are those of all answers."""
+    """Return the partitions of a session's next fetch, in their order; ``fields`` are those of all answers."""
     fetching = sessions.begin(request(session_id=session_id, epoch=epoch), by_id=False)
     keys = [key for key, _ in fetching.partitions]
     fetching.answer(answers(fetching, **fields))

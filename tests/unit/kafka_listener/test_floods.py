@@ -1,4 +1,4 @@
-"""Floods of members, groups and sessions at the socket: Kafka's errors, and other clients are answered meanwhile."""
+"""Floods of members, groups and sessions at the socket get Kafka's errors, and other clients are answered meanwhile."""
 
 import asyncio
 import itertools
@@ -29,14 +29,14 @@ MEMBERS_MAX = 5
 
 
 async def flood(server: KafkaServer, api_key: int, version: int, messages: Iterable[Any]) -> Counter[int]:
-    """The numbers of the errors in the answers, to requests of one connection that are sent without waiting."""
+    """Send the requests over one connection without waiting; return how often each error number came."""
     client = await server.connect()
     sent = [client.send(api_key, version, message) for message in messages]
     return Counter([(await client.receive(api_key, version))[1].error_code for _ in sent])
 
 
 async def producing(server: KafkaServer) -> "asyncio.Task[int]":
-    """Records of another client, one after the other until it is cancelled; their number, once it has begun."""
+    """Produce as another client; return, after the first record, a task that returns their number when cancelled."""
     client = await server.connect()
     begun = asyncio.Event()
 
@@ -71,7 +71,7 @@ def test_a_flood_of_members_is_refused_at_group_max_size(tmp_path: Path):
         async with kafka_server(tmp_path, group_max_size=MEMBERS_MAX, group_initial_rebalance_delay_ms=200) as server:
             await server.topic()
             other = await producing(server)
-            # Each gets an id first (KIP-394); before version 4 it is a member at once.
+            # Each client gets an id first (KIP-394); before version 4 it is a member at once.
             given = await flood(server, JOIN, 9, [join() for _ in range(60)])
             assert given == {79: MEMBERS_MAX, FULL: 60 - MEMBERS_MAX}
             joined = await flood(server, JOIN, 3, [join(group="old") for _ in range(60)])
@@ -90,7 +90,7 @@ def test_a_flood_of_members_is_refused_at_group_max_size(tmp_path: Path):
             other.cancel()
             assert await other > 3
 
-    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
+    asyncio.run(scenario())  # on real time, which continues under a load without a pause
 
 
 def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path: Path, monkeypatch: Any):
@@ -107,7 +107,7 @@ def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path
             other.cancel()
             assert await other > 3
 
-    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
+    asyncio.run(scenario())  # on real time, which continues under a load without a pause
 
 
 def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
@@ -125,7 +125,7 @@ def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
     async def scenario() -> None:
         async with kafka_server(tmp_path) as server:
             await server.topic()
-            # So that there is a coordinator.
+            # This request brings the coordinator up.
             await flood(server, JOIN, 9, [join()])
             for api_key, version, message in asked:
                 client = await server.connect()
@@ -134,7 +134,7 @@ def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
                 other.cancel()
                 assert await other > 0, api_key
 
-    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
+    asyncio.run(scenario())  # on real time, which continues under a load without a pause
 
 
 def test_fetches_of_very_many_partitions_take_turns_with_others(tmp_path: Path):
@@ -162,7 +162,7 @@ def test_fetches_of_very_many_partitions_take_turns_with_others(tmp_path: Path):
             other.cancel()
             assert await other > len(clients)
 
-    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
+    asyncio.run(scenario())  # on real time, which continues under a load without a pause
 
 
 def test_nothing_is_begun_behind_a_long_request_that_cannot_be_read(tmp_path: Path):

@@ -34,7 +34,7 @@ NOT_ASKED = -(2**31)
 
 
 async def make_groups(handlers: Handlers) -> None:
-    """A classic group that rebalances, a consumer group, and two that have committed offsets alone."""
+    """Create a classic group that rebalances, a consumer group, and two groups that only have committed offsets."""
     await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=2)
     groups = handlers.store.groups
     await groups.members.join(
@@ -135,7 +135,7 @@ def test_a_list_that_is_not_whole_yet_is_refused(tmp_path: Path) -> None:
             await shard.until_settled(10_000)
             assert len((await handlers.ask(LIST, 5, ListGroupsRequest())).groups) == 4
             shard.unload()
-            # Another broker tells of these.
+            # Another broker reports these groups.
             answer = await handlers.ask(LIST, 5, ListGroupsRequest())
             assert answer.error_code == 0
             assert len(answer.groups) < 4

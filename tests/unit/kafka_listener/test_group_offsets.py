@@ -42,7 +42,7 @@ Answers = dict[tuple[str, int], int]
 
 
 async def commit(handlers: Handlers, offsets: dict[str, Sequence[Offset]], version: int = 9, **values: Any) -> Answers:
-    """Partition, offset, leader epoch and metadata by topic; the error codes."""
+    """Commit the partition, offset, leader epoch and metadata of each topic; return the error codes."""
     topics = [
         OffsetCommitRequest.OffsetCommitRequestTopic(
             name=name,
@@ -69,7 +69,7 @@ async def fetch(
     member: tuple[str | None, int] = (None, -1),
     require_stable: bool = False,
 ) -> tuple[int, dict[tuple[str, int], tuple[Any, ...]]]:
-    """The error code, and the offset, leader epoch, metadata and error code of each partition."""
+    """Return the error code, and the offset, leader epoch, metadata and error code of each partition."""
     names = None if topics is None else topics.items()
     old = names and [OffsetFetchRequest.OffsetFetchRequestTopic(name=n, partition_indexes=p) for n, p in names]
     new = names and [OffsetFetchRequest.OffsetFetchRequestTopics(name=n, partition_indexes=p) for n, p in names]
@@ -117,7 +117,7 @@ def test_what_is_committed_is_fetched_in_every_version(tmp_path: Path, commit_ve
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             await new_topics(handlers, "t", "u")
-            # Beyond the end: both logs are empty.
+            # These offsets are beyond the end, because both logs are empty.
             offsets: dict[str, Sequence[Offset]] = {"t": [(0, 7, 3, "ä"), (1, 0, -1, None)], "u": [(1, 2**40, -1, "")]}
             answers = await commit(handlers, offsets, commit_version, group_id=group, retention_time_ms=5)
             assert answers == {("t", 0): 0, ("t", 1): 0, ("u", 1): 0}
@@ -168,7 +168,7 @@ def test_a_partition_that_is_refused_keeps_no_other_from_being_committed(tmp_pat
                 ("secret", 0): TopicAuthorizationError.kafka_code,
             }
             assert await commit(handlers, {"t": [(1, -1, -1, "")]}) == {("t", 1): OffsetOutOfRangeError.kafka_code}
-            # What a reader of the log would not believe is not written.
+            # The store writes no value that a reader of the log would refuse.
             assert await commit(handlers, {"t": [(1, 5, -7, "")]}, generation_id_or_member_epoch=-9) == {("t", 1): 0}
             error, found = await fetch(handlers, {"t": [0, 1], "secret": [0]})
             assert error == 0

@@ -1,4 +1,4 @@
-"""Fetches of sessions that wait for something new: what ends the wait, and what is answered then."""
+"""Fetches of sessions wait for something new: the events that end the wait, and the answer after each."""
 
 import asyncio
 import gc
@@ -36,7 +36,7 @@ LONG_MS = 30_000
 
 @dataclass
 class Session:
-    """A consumer that stands at the end of all partitions of a topic, with the answers that it gets."""
+    """A consumer at the end of all partitions of a topic, with the answers that it gets."""
 
     connection: KafkaConnection
     topic: Topic
@@ -83,7 +83,7 @@ async def session_of(server: KafkaServer, topic: Topic, version: int = 17) -> Se
 
 
 def tasks_of(server: KafkaServer) -> list[str]:
-    """The tasks that the listener begins from now on."""
+    """Return the list to which the listener adds the tasks that it begins from now on."""
     begun = []
     run_task = server.listener.run
 
@@ -101,7 +101,7 @@ async def waits(topic: Topic, waiting: int = 1) -> None:
 
 
 def end_waits(server: KafkaServer) -> None:
-    """As if the time were over."""
+    """End all waits, as if their time were over."""
     for connection in server.listener._connections:
         if connection._waiting is not None:
             assert connection._idle_fetch is not None
@@ -111,7 +111,7 @@ def end_waits(server: KafkaServer) -> None:
 
 
 def told(answer: FetchResponse) -> list[tuple[int, int, int, int, bool]]:
-    """Partition, error, high watermark, log start, whether there are records."""
+    """Return the partition, error, high watermark, log start, and whether there are records."""
     return [
         (one.partition_index, one.error_code, one.high_watermark, one.log_start_offset, bool(one.records))
         for topic in answer.responses
@@ -134,7 +134,7 @@ def test_the_answer_of_nothing_is_that_of_a_fetch_that_does_not_wait(tmp_path: P
                 assert asyncio.get_running_loop().time() - began >= max_wait_ms / 1000
                 assert bool(tasks) == with_a_task
                 tasks.clear()
-            # Behind the correlation ids.
+            # The answers are equal behind their correlation ids.
             assert answers[0][4:] == answers[1][4:] == answers[2][4:]
             assert not topic.partition(0)._high_watermark._readers
 
@@ -242,7 +242,7 @@ def test_what_a_fetch_changes_in_the_session_counts_for_those_after_it(tmp_path:
             await records_come(server, topic)
             session.send(LONG_MS)
             assert told(await session.receive()) == [(1, 0, 1, 0, True)]
-            # It has not gone on: the same records are told again.
+            # The consumer's position has not moved, so it gets the same records again.
             session.send(LONG_MS)
             assert told(await session.receive()) == [(1, 0, 1, 0, True)]
             moved = FetchRequest.FetchTopic(
@@ -380,8 +380,8 @@ def test_a_session_without_partitions_has_nothing_to_wait_for(tmp_path: Path) ->
     run(ask())
 
 
-def test_a_topic_that_is_made_anew_is_waited_for(tmp_path: Path) -> None:
-    """A session of names: the name is another topic's now."""
+def test_a_topic_that_is_made_again_is_waited_for(tmp_path: Path) -> None:
+    """Use a session of topic names: the name now belongs to another topic."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
@@ -393,7 +393,7 @@ def test_a_topic_that_is_made_anew_is_waited_for(tmp_path: Path) -> None:
             assert {error for _, error, *_ in told(await session.receive())} == {3}
             again = await server.topic(partitions=2)
             session.send(50)
-            await session.receive()  # it tells the ends
+            await session.receive()  # it returns the ends
             tasks = tasks_of(server)
             session.send(LONG_MS)
             await waits(again)
@@ -430,7 +430,7 @@ def test_an_unknown_isolation_level_is_refused_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["many partitions", "history"])
 def test_some_fetches_wait_in_a_task(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of sessions with too many partitions; those that tell an epoch, which may have diverged."""
+    """Use a session with too many partitions, and one that sends an epoch, which may have diverged."""
     if kind == "many partitions":
         monkeypatch.setattr(idle_fetch, "_PARTITIONS_MAX", 1)
 
@@ -475,7 +475,7 @@ def test_the_time_of_a_wait_that_has_ended_ends_no_other(tmp_path: Path) -> None
 
 
 class _Broken:
-    """A view that fails for a topic."""
+    """A view that fails for one topic."""
 
     version = 1
 
@@ -484,7 +484,7 @@ class _Broken:
 
 
 def test_an_error_of_the_look_for_news_ends_the_connection(tmp_path: Path) -> None:
-    """Behind another request, whose task begins the fetch."""
+    """Queue the fetch behind another request, whose task begins it."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
@@ -554,7 +554,7 @@ def test_a_stop_ends_the_wait_and_the_connection(tmp_path: Path) -> None:
 
 @dataclass
 class _Over(Quotas):
-    """The client ``greedy`` is over its quota."""
+    """Quotas that the client ``greedy`` exceeds."""
 
     of: QuotaKind
 

@@ -1,4 +1,4 @@
-"""ListOffsets and OffsetForLeaderEpoch, by the handlers of a real broker."""
+"""ListOffsets and OffsetForLeaderEpoch, by a real broker's handlers."""
 
 import random
 from pathlib import Path
@@ -23,7 +23,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 def list_request(*asked: tuple[int, int], name: str = "t", epoch: int = -1, isolation: int = 0) -> ListOffsetsRequest:
-    """``asked``: partition, timestamp."""
+    """Return a request for ``asked``, which are (partition, timestamp)."""
     partitions = [
         ListOffsetsRequest.ListOffsetsPartition(
             partition_index=partition, timestamp=timestamp, current_leader_epoch=epoch
@@ -35,7 +35,7 @@ def list_request(*asked: tuple[int, int], name: str = "t", epoch: int = -1, isol
 
 
 async def listed(handlers: Handlers, version: int, request: ListOffsetsRequest) -> list[tuple[int, int, int, int]]:
-    """(error, offset, timestamp, leader epoch) of each partition."""
+    """Return (error, offset, timestamp, leader epoch) of each partition."""
     response = await ask(handlers, LIST_OFFSETS, version, request)
     return [
         (one.error_code, one.offset, one.timestamp, one.leader_epoch)

@@ -1,4 +1,4 @@
-"""Metadata and DescribeCluster: brokers, leaders, topics by name and id, an error for each."""
+"""Metadata and DescribeCluster: brokers, leaders, topics by name and id, and an error for each topic."""
 
 from pathlib import Path
 from uuid import UUID
@@ -70,7 +70,7 @@ def test_topics_by_id(tmp_path: Path):
 
 
 def test_the_leader_epoch_is_that_of_the_frames(tmp_path: Path):
-    """Each start of the store begins another one."""
+    """Start the store several times: each start begins another epoch."""
 
     async def ask() -> int:
         async with kafka_server(tmp_path) as server:

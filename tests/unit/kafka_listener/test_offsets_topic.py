@@ -1,4 +1,4 @@
-"""Fetch of ``__consumer_offsets``: Kafka's schemas at the offsets of the store's own records."""
+"""Fetch of ``__consumer_offsets`` returns Kafka's schemas at the offsets of the store's records."""
 
 import struct
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.support.virtual_time import run
 
 
 async def fetched(handlers: Handlers, offset: int = 0) -> list[tuple[int, bytes, bytes | None]]:
-    """Offset, key and value of what a fetch answers of partition 0."""
+    """Return offset, key and value of the records that a fetch of partition 0 returns."""
     asked = FetchRequest.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 30)
     request = FetchRequest(
         max_wait_ms=0,

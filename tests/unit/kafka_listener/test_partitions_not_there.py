@@ -1,4 +1,4 @@
-"""Every request that names partitions, with numbers that the topic does not have: the answers are Kafka's."""
+"""Every request that names partitions gets Kafka's answer for numbers that the topic does not have."""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +88,7 @@ def _new_topic(number: int) -> Any:
 
 
 def _heartbeat(number: int, epoch: int = 1) -> Any:
-    """Of a member that says that it owns the partition; with epoch 0 it owns none, and joins."""
+    """Return a heartbeat of a member that says it owns the partition; with epoch 0 it joins and owns none."""
     owned = m.ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=uuid.uuid4().bytes, partitions=[number])
     return m.ConsumerGroupHeartbeatRequest(
         group_id="members",
@@ -121,18 +121,18 @@ def _errors_and_offsets(answer: Any) -> list[tuple[int, int]]:
     return [(one.error_code, one.committed_offset) for one in found]
 
 
-#: By API: a version, the request for a partition, what of the answer is looked at, and what it has to be.
+#: For each API: a version, the request for a partition, the part of the answer that counts, and its expected value.
 REQUESTS: dict[int, tuple[int, Callable[[int], Any], Callable[[Any], Any], Any]] = {
     0: (12, lambda number: produce_request({number: batch_of(b"x")}), _errors_of_produce, [UNKNOWN]),
     1: (12, _fetch, _errors_of_fetch, [UNKNOWN]),
     2: (10, _list_offsets, _errors_of_partitions, [UNKNOWN]),
     8: (9, _offset_commit, _errors_of_partitions, [UNKNOWN]),
-    # No offset is committed for it, which is no error.
+    # No offset is committed for it, which is not an error.
     9: (9, _offset_fetch, _errors_and_offsets, [(0, -1)]),
     19: (7, _new_topic, _errors_of_topics, [INVALID_ASSIGNMENT]),
     21: (2, _delete_records, _errors_of_partitions, [UNKNOWN]),
     23: (4, _leader_epoch, _errors_of_partitions, [UNKNOWN]),
-    # No replica of it is in a log directory, which is no error.
+    # No log directory has a replica of it, which is not an error.
     35: (4, _sizes, lambda answer: [len(one.topics) for one in answer.results], [0]),
     47: (0, _offset_delete, _errors_of_partitions, [UNKNOWN]),
     68: (1, _heartbeat, lambda answer: answer.error_code, 0),

@@ -24,7 +24,7 @@ from tests.support.virtual_time import run
 
 
 def outcomes(answer: Any) -> list[tuple[int, int, int]]:
-    """Of each partition of the first topic: number, error, base offset."""
+    """Return (number, error, base offset) of each partition of the first topic."""
     return [(one.index, one.error_code, one.base_offset) for one in answer.responses[0].partition_responses]
 
 
@@ -115,7 +115,7 @@ def test_a_bad_batch_is_refused_with_its_reason_and_the_others_are_stored(tmp_pa
 
 
 def refused_records(answer: Any) -> list[list[tuple[int, str]]]:
-    """Of each partition of the first topic: the numbers of the refused records, and what is said of them."""
+    """Return the refused records' numbers and messages, for each partition of the first topic."""
     return [
         [(record.batch_index, record.batch_index_error_message) for record in one.record_errors]
         for one in answer.responses[0].partition_responses
@@ -223,7 +223,7 @@ def test_a_batch_that_comes_twice_is_stored_once(tmp_path: Path):
             for first, outcome in ((0, (0, 0, 0)), (0, (0, 0, 0)), (4, (0, 45, -1)), (2, (0, 0, 2))):
                 assert outcomes(await client.ask(PRODUCE, 9, request(first))) == [outcome]
             assert topic.partition(0).high_watermark == 4
-            # Java's producer begins anew at UNKNOWN_PRODUCER_ID if it learns where the log starts.
+            # Java's producer starts again after UNKNOWN_PRODUCER_ID if the answer has the log start.
             stranger = batch_of(b"a", identity=BatchIdentity(made.producer_id + 10_000_000, 0, 0))
             answer = await client.ask(PRODUCE, 9, produce_request({0: stranger}))
             assert (outcomes(answer), answer.responses[0].partition_responses[0].log_start_offset) == ([(0, 59, -1)], 0)
@@ -245,7 +245,7 @@ def test_a_transactional_id_is_refused(tmp_path: Path, version: int):
     run(ask())
 
 
-def test_append_times_are_told(tmp_path: Path):
+def test_append_times_are_reported(tmp_path: Path):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(message_timestamp_type="LogAppendTime")
@@ -261,7 +261,7 @@ def test_append_times_are_told(tmp_path: Path):
 
 
 def test_after_a_failed_fsync_the_outcome_is_open_and_a_full_disk_has_stored_nothing(tmp_path: Path):
-    """As librdkafka understands the numbers: it gives up or tries again for certain only what is not stored."""
+    """Use the numbers as librdkafka reads them: it gives up or retries only what is certainly not stored."""
     timed_out, storage_error = 7, 56
 
     async def ask() -> None:

@@ -1,5 +1,5 @@
-"""Random messages of every API and version, and mutations of them, at the socket: an answer or a closed connection, and
-nothing that the log calls an error.
+"""Random messages of every API and version, and mutations of them, at the socket: each gets an answer or a closed
+connection, and the log has no error.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from tests.support.kafka_client import METADATA, KafkaConnection, KafkaServer, k
 from tests.support.kafka_messages import random_message
 from tests.support.virtual_time import run
 
-# Longer waits are the client's wish: Fetch, JoinGroup, and admin requests that wait for others.
+# Longer waits are the client's wish, as in Fetch, JoinGroup, and admin requests that wait for others.
 _PATIENCE_S = 0.05
 
 
 async def try_one(
     server: KafkaServer, connection: KafkaConnection | None, frame: bytes
 ) -> tuple[KafkaConnection | None, bytes]:
-    """Send ``frame``: the connection for the next one, None if this one has ended or waits; and the answer."""
+    """Send ``frame``; return the connection for the next frame, or None if this one ended or waits, and the answer."""
     connection = connection or await server.connect()
     connection.writer.write(frame)
     try:
@@ -65,12 +65,12 @@ def test_no_request_is_an_error_of_the_store(tmp_path: Path, key: int, *, mutate
                         frame = bytearray(b"".join(map(bytes, write_request(key, version, 1, "c", message))))
                         if mutated:
                             for _ in range(chance.randint(1, 4)):
-                                # Not the length, nor what the request is.
+                                # The length and the kind of the request stay.
                                 frame[chance.randrange(12, len(frame))] = chance.choice((0, 1, 127, 128, 255))
                         connection, answer = await try_one(server, connection, bytes(frame))
                         if answer:
                             _, told = read_response(key, version, answer)
-                            # UNKNOWN_SERVER_ERROR is a bug of ours.
+                            # UNKNOWN_SERVER_ERROR is a bug in our code.
                             assert -1 not in error_codes(msgspec.to_builtins(told))
                 client = await server.connect()
                 assert (await client.ask(METADATA, 13, MetadataRequest(topics=None))).error_code == 0

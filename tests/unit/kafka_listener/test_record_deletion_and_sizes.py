@@ -1,4 +1,4 @@
-"""DeleteRecords and DescribeLogDirs: a real broker, asked through the codecs."""
+"""DeleteRecords and DescribeLogDirs at a real broker, through the codecs."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def versions(api_key: int) -> range:
 
 
 async def delete(handlers: Handlers, offsets: dict[str, list[tuple[int, int]]], version: int = 2):
-    """By topic and partition, the low watermark and the error."""
+    """Return the low watermark and the error by topic and partition."""
     request = DeleteRecordsRequest(
         topics=[
             DeleteRecordsRequest.DeleteRecordsTopic(

@@ -1,4 +1,4 @@
-"""CreateTopics, DeleteTopics, CreatePartitions, DescribeTopicPartitions: a real broker, asked through the codecs."""
+"""CreateTopics, DeleteTopics, CreatePartitions and DescribeTopicPartitions at a real broker, through the codecs."""
 
 import asyncio
 from pathlib import Path
@@ -49,7 +49,7 @@ def topic(
 
 
 async def create(handlers: Handlers, *topics, version: int = 7, validate_only: bool = False, timeout_ms: int = 30_000):
-    """By name."""
+    """Create the topics and return the answers by name."""
     request = CreateTopicsRequest(topics=topics, timeout_ms=timeout_ms, validate_only=validate_only)
     answer = await handlers.ask(CREATE, version, request)
     found = {one.name: one for one in answer.topics}
@@ -198,7 +198,7 @@ def test_what_a_request_has_no_time_for_is_not_begun(tmp_path: Path) -> None:
             assert codes(answers.values()) == [7] * 40
             begun = [name for name, one in answers.items() if "goes on" in one.error_message]
             assert 0 < len(begun) < 40
-            await handlers.broker.topics.changes.create(INTERNAL, "last")  # changes take turns
+            await handlers.broker.topics.changes.create(INTERNAL, "last")  # changes run one after another
             assert {one.name for one in handlers.broker.topics.served.all(INTERNAL)} == {*begun, "last"}
 
     run(scenario())

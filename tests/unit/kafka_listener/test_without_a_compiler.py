@@ -1,6 +1,6 @@
-"""The listener with the numpy codec alone: the same tests, in a process that has no library.
+"""The listener with the numpy codec alone: the same tests run in a process that does not have the library.
 
-The codecs are compared with each other in ``tests/unit/kafka_batches``; here all around them goes through numpy.
+``tests/unit/kafka_batches`` compares the codecs with each other; here everything around them uses numpy.
 """
 
 import subprocess

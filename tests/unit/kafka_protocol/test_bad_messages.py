@@ -1,4 +1,4 @@
-"""Bytes that are no messages: one class of error, in bounded time and memory."""
+"""Bytes that are no messages give one class of error, in bounded time and memory."""
 
 import contextlib
 import random
@@ -28,13 +28,13 @@ from tests.support.kafka_messages import (
 
 ALL = list(messages_and_versions())
 SERVED = list(advertised_messages_and_versions())
-#: Lengths that lie: null, negative, as long as 16, 32 or 35 bits can say.
+#: These lengths are wrong: null, negative, or as large as 16, 32 or 35 bits can be.
 LENGTHS = [b"\x00", b"\xff", b"\x7f\xff", b"\xff\xff", b"\x80\x00", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff"]
 LENGTHS += [b"\x80\x00\x00\x00", b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x7f", b"\x80" * 9]
 
 
 def mutated(frame: bytes, chance: random.Random) -> bytes:
-    """``frame`` with some of it changed, left out, doubled, or a length that lies in it."""
+    """Return ``frame`` with some bytes changed, left out or doubled, or with a wrong length in it."""
     changed = bytearray(frame)
     for _ in range(chance.choice((1, 1, 2, 8))):
         at = chance.randint(0, len(changed))
@@ -54,7 +54,7 @@ def mutated(frame: bytes, chance: random.Random) -> bytes:
 
 
 def decoded_or_malformed(definition: MessageDefinition, version: int, frame: bytes) -> bool:
-    """Whether ``frame`` is a message."""
+    """Return whether ``frame`` is a message."""
     with contextlib.suppress(MalformedMessageError):
         decoder(definition.name, version)(frame)
         return True
@@ -105,7 +105,7 @@ def test_the_number_of_elements_is_not_believed(count: int):
 
 @pytest.mark.parametrize("array", ["[]int32", "[]string"])
 def test_arrays_of_single_values_are_bounded_by_the_bytes_that_are_left(array: str):
-    # OffsetFetch v1: group "", topics, name "", partitions; Metadata v1: topics.
+    # OffsetFetch v1 has group "", one topic with name "", then its partitions; DescribeGroups v0 has only its groups.
     name, head = ("OffsetFetchRequest", "0000 00000001 0000") if array == "[]int32" else ("DescribeGroupsRequest", "")
     for count in (101, 0x7FFFFFFF):
         frame = bytes.fromhex(head) + struct.pack(">i", count) + bytes(400 if array == "[]int32" else 200)
@@ -150,11 +150,11 @@ def test_a_tagged_field_has_the_size_that_it_says():
             read(fetch(bytes([1, 0, size]) + b"\x02aaaa"))
     with pytest.raises(MalformedMessageError, match="goes beyond the end"):
         read(fetch(b"\x01\x00\x20\x02a"))
-    # One that the version does not know is passed over, if it is whole.
+    # A tagged field that the version does not know is skipped if it is whole.
     assert read(fetch(b"\x02\x00\x02\x02a\x63\x03abc")).cluster_id == "a"
     with pytest.raises(MalformedMessageError, match="goes beyond the end"):
         read(fetch(b"\x01\x63\x04abc"))
-    # Of a structure that knows none.
+    # This structure has no known tagged fields.
     heartbeat = encoder("HeartbeatRequest", 4)(messages.HeartbeatRequest(), bytearray())[0][:-1]
     assert decoder("HeartbeatRequest", 4)(heartbeat + b"\x01\x63\x03abc").group_id == ""
     with pytest.raises(MalformedMessageError, match="goes beyond the end"):
@@ -164,7 +164,7 @@ def test_a_tagged_field_has_the_size_that_it_says():
 @pytest.mark.long
 def test_a_message_of_very_many_elements_is_refused_and_one_below_is_read_in_bounded_memory():
     def topics(count: int) -> bytes:
-        # The smallest: an empty name, no partitions, no tagged fields.
+        # Each topic is as small as possible: an empty name, no partitions, no tagged fields.
         return (
             encoder("FetchRequest", 12)(messages.FetchRequest(), bytearray())[0][:-4]
             + varint(count + 1)
@@ -190,7 +190,7 @@ def test_large_frames_of_one_byte_take_bounded_time_and_memory(fill: int):
         began = time.process_time()
         decoded_or_malformed(definition, version, frame)
         assert time.process_time() - began < 5
-    # Those with most elements for their bytes.
+    # These have the most elements for their bytes.
     for name, version in (
         ("FetchRequest", 12),
         ("MetadataResponse", 13),

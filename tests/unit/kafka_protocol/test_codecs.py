@@ -1,4 +1,4 @@
-"""Codecs: every message of Kafka in every version, there and back; what is omitted; what stays where it is."""
+"""Codecs write and read every message of Kafka in every version; some tests cover omitted and unmoved fields."""
 
 import random
 import struct
@@ -57,7 +57,7 @@ def test_a_tagged_field_with_its_default_is_left_out():
         len(encoded("FetchResponse", 12, messages.FetchResponse(responses=[response])))
         for response in (
             messages.FetchResponse.FetchableTopicResponse(partitions=[partition()]),
-            # Equal, and not the shared instance.
+            # This equals the default, but is not the shared instance.
             messages.FetchResponse.FetchableTopicResponse(partitions=[partition(diverging_epoch=epoch(epoch=-1))]),
             messages.FetchResponse.FetchableTopicResponse(partitions=[partition(diverging_epoch=epoch(epoch=5))]),
         )
@@ -67,7 +67,7 @@ def test_a_tagged_field_with_its_default_is_left_out():
 
 def test_tagged_fields_are_in_the_order_of_their_tags():
     response = messages.ApiVersionsResponse(zk_migration_ready=True, finalized_features_epoch=3)
-    # Error code, no APIs, throttle time, two tagged fields.
+    # These are the error code, no APIs, the throttle time and two tagged fields.
     assert encoded("ApiVersionsResponse", 3, response).hex(" ", 1) == (
         "00 00 01 00 00 00 00 02 01 08 00 00 00 00 00 00 00 03 03 01 01"
     )

@@ -1,4 +1,4 @@
-"""Kafka's definitions, the classes that are made of them, and the table of APIs."""
+"""Kafka's definitions, the classes that are made from them, and the table of APIs."""
 
 import pytest
 

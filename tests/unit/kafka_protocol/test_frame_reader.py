@@ -1,4 +1,4 @@
-"""Frames in a stream, however it is cut; their bound; the memory that a connection holds."""
+"""Frames in a stream, however it is cut; their size limit, and the memory of a connection."""
 
 import random
 import resource
@@ -19,7 +19,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def frames_of(reader: FrameReader, stream: bytes, pieces: list[int]) -> list[bytes | memoryview]:
-    """The frames that come out when so many bytes arrive at once; the rest arrives in pieces as large as fit."""
+    """Return the frames of a stream that arrives in pieces of these sizes; after them, in pieces as large as fit."""
     frames: list[bytes | memoryview] = []
     at = 0
     while at < len(stream):
@@ -27,7 +27,7 @@ def frames_of(reader: FrameReader, stream: bytes, pieces: list[int]) -> list[byt
         assert len(buffer) > 0
         size = min(len(buffer), len(stream) - at, pieces.pop(0) if pieces else len(stream))
         buffer[:size] = stream[at : at + size]
-        # As an event loop does, which holds the buffer until the next one.
+        # An event loop holds the buffer like this, until it has the next one.
         reader.received(size)
         at += size
         while (frame := reader.next_frame()) is not None:
@@ -60,7 +60,7 @@ def test_a_frame_may_arrive_byte_by_byte():
 
 
 def test_frames_that_were_taken_stay_as_they_are():
-    """Buffers are not used again while frames are slices of them."""
+    """Keep frames while more arrive: buffers are not used again while frames are slices of them."""
     reader = FrameReader(MIB)
     payloads = [random.Random(number).randbytes(20_000) for number in range(40)]
     frames = frames_of(reader, b"".join(map(framed, payloads)), [])

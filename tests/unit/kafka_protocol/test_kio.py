@@ -1,5 +1,6 @@
-"""kio, another implementation of Kafka's protocol, as the oracle: the same bytes and the same values, both ways, for
-every API and version that is served; and Kafka's table of errors.
+"""kio, another implementation of Kafka's protocol, gives the same bytes and values, both ways.
+
+The tests cover every API and version that is served, and Kafka's table of errors.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ def kio_class(definition: MessageDefinition, version: int) -> type:
 
 
 def same_values(ours: Any, kios: Any, definition: MessageDefinition, version: int) -> bool:
-    """Whether the two have the same values; kio's class has the fields of one version, in the definition's order."""
+    """Return whether both have the same values; kio's class has one version's fields, in the definition's order."""
     if not isinstance(ours, msgspec.Struct):
         if isinstance(ours, (list, tuple)):
             return len(ours) == len(kios) and all(
@@ -54,7 +55,7 @@ def same_values(ours: Any, kios: Any, definition: MessageDefinition, version: in
 
 
 def kio_name(name: str, names: set[str]) -> str | None:
-    """kio leaves units out of the names of times."""
+    """Return the field's name in kio, which leaves units out of the names of times."""
     return next((each for each in (name, name.removesuffix("_ms")) if each in names), None)
 
 
@@ -63,7 +64,7 @@ def bytes_of(value: Any) -> Any:
 
 
 def python_value(value: Any, like: Any) -> Any:
-    """A value of kio as ours."""
+    """Return a value of kio as we represent it."""
     match value:
         case uuid.UUID():
             return value.bytes
@@ -119,7 +120,7 @@ def test_a_request_has_kafkas_header(version: int, header: type, client_id: str 
 
 _KAFKAS = {each.value: each for each in ErrorCode}
 _CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, LogStoreError)]
-#: What Kafka's clients repeat, though it will not succeed soon: they give up in the end.
+#: Kafka's clients retry these and give up in the end, although they will not succeed soon.
 _REPEATED_IN_VAIN = {
     errors.UnknownTopicError,
     errors.UnknownTopicIdError,
@@ -135,7 +136,7 @@ _REPEATED_IN_VAIN = {
     errors.NewerFormatError,
     errors.UnsupportedTableError,
 }
-#: Between brokers only: no client sees them.
+#: Only brokers see these errors.
 _BETWEEN_BROKERS = {errors.InvalidUpdateVersionError, errors.IneligibleReplicaError}
 
 

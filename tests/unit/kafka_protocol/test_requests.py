@@ -1,4 +1,4 @@
-"""Whole requests and responses: headers, versions that are not served, what follows a message."""
+"""Whole requests and responses: headers, versions that are not served, and bytes after a message."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_a_request_is_read_as_it_was_written(version: int, client_id: str | None
 
 
 def test_bytes_behind_a_request_are_passed_over():
-    """librdkafka sends three after an empty Metadata request of version 13."""
+    """Add three bytes, as librdkafka does after an empty Metadata request of version 13."""
     read = read_request(payload(3, 13, 1, "rdkafka", messages.MetadataRequest(topics=None)) + b"\x00\x00\x00")
     assert read.message.topics is None
 

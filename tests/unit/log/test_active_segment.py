@@ -21,7 +21,7 @@ def filled(clock: ManualClock, journal_bytes: JournalBytes) -> ActiveSegment:
     return segment
 
 
-def test_the_age_is_that_of_the_oldest_frame_and_begins_anew_with_a_roll() -> None:
+def test_the_age_is_that_of_the_oldest_frame_and_begins_again_with_a_roll() -> None:
     clock = ManualClock()
     assert ActiveSegment(clock, JournalBytes()).age_ms == 0
     segment = filled(clock, JournalBytes())

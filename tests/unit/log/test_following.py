@@ -1,4 +1,4 @@
-"""A partition log beside its leader's: where two histories part, what may follow, what a truncation drops."""
+"""A partition log follows its leader's: where the histories diverge, what may follow, what a truncation drops."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ TOPIC = UUID(int=1)
 
 
 def log_of(*batches: tuple[int, int]) -> PartitionLog:
-    """A log with a batch of so many records for each (epoch, records); nobody leads it."""
+    """Return a log without a leader, with a batch for each (epoch, number of records)."""
     log = PartitionLog("t", TOPIC, 0, clock=ManualClock(), producer_id_expiration_ms=1)
     for epoch, count in batches:
         if not log.is_leader or log.leader_epoch != epoch:
@@ -45,7 +45,7 @@ def in_loop(scenario: Callable[[], None]) -> None:
 
 
 def frames(*batches: tuple[int, int], begin: int = 0) -> list[Frame]:
-    """Frames of (epoch, records) from offset ``begin`` on."""
+    """Return frames of (epoch, number of records), from offset ``begin`` on."""
     log = log_of((1, 1))
     log.become_leader(9)
     found = []
@@ -181,7 +181,7 @@ def test_a_truncation_that_a_roll_overtakes_ends_at_what_is_sealed() -> None:
 
 
 def test_a_log_is_freed_with_its_last_reference() -> None:
-    """The garbage collector does not look at what was there when the store had started."""
+    """Free a log without the garbage collector, which ignores all objects from the store's start."""
 
     def scenario() -> None:
         log = weakref.ref(log_of((1, 2), (2, 1)))

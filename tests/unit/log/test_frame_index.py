@@ -1,4 +1,4 @@
-"""The frame index against a list of frames."""
+"""The frame index agrees with a list of frames."""
 
 import uuid
 
@@ -133,7 +133,7 @@ def test_a_frame_copied_forward_is_found_at_its_new_place() -> None:
     first, second = index.frames(0, 10)
     index.move(second, FrameLocation(9000, 105))
     assert [f.location.position for f in index.frames(0, 10)] == [0, 9000]
-    index.move(second, FrameLocation(1, 1))  # it is there no more
+    index.move(second, FrameLocation(1, 1))  # it is no longer in the index
     index.drop_below(5)
     index.move(first, FrameLocation(1, 1))
     assert [f.location.position for f in index.frames(0, 10)] == [9000]

@@ -1,4 +1,4 @@
-"""Frames of Arrow's and of Kafka's batches as records of the log."""
+"""Frames of Arrow's and of Kafka's batches become records of the log."""
 
 import pyarrow as pa
 import pytest
@@ -44,7 +44,7 @@ def frame_of(kind, records, base_offset, *, log_append_time=False) -> Frame:
 
 @given(frames)
 def test_frames_of_all_kinds_are_the_records_that_were_put_into_them(given_frames):
-    """Also over gaps: a frame of another partition, or a marker, was between them."""
+    """Leave gaps as well: a frame of another partition, or a marker, was between the frames."""
     found, expected, offset = [], [], 0
     for kind, records, log_append_time, gap in given_frames:
         offset += 5 * gap
@@ -97,7 +97,7 @@ def test_a_roll_has_batches_of_kafka_joined_up_to_its_bound_and_those_of_arrow_a
     assert [batch.column("offset").to_pylist() for batch in joined] == [[0, 1], [2], [3], [4]]
 
 
-def test_a_payload_that_is_no_record_batch_any_more_is_told():
+def test_a_payload_that_is_no_record_batch_any_more_is_reported():
     with pytest.raises(CorruptionError, match="not the record batch that was stored"):
         list(frame_records([kafka_frame(0, b"a record batch")]))
     two = frame_of(Compression.NONE, [Row(1, None, b"v", None)] * 2, 7)

@@ -1,4 +1,4 @@
-"""The age of idempotency keys while the wall clock steps: exact within a process, bounded behind a start."""
+"""The age of idempotency keys while the wall clock steps: exact within a process, bounded after a start."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -21,7 +21,9 @@ EPOCH = -2
 
 @dataclass(frozen=True)
 class Stored:
-    """``age_ms`` at ``since_ms`` of real time: 0 when it was stored, and what the wall clock said at the last start."""
+    """A stored key. It is ``age_ms`` old at ``since_ms`` of real time: 0 when stored, later what the last start
+    computed.
+    """
 
     append_time_ms: int
     since_ms: int
@@ -50,7 +52,7 @@ steps = st.one_of(
 def test_keys_age_by_the_time_that_passes(taken: list[tuple[str, int]]) -> None:
     clock, real_ms, last_append_ms, window_ms = ManualClock(), 0, 0, WINDOW_MS
     keys = new_keys(clock)
-    #: Every key that was ever stored, and not forgotten at a start.
+    #: Every key that was ever stored, except those that a start forgot.
     model: dict[int, Stored] = {}
     for offset, (what, value) in enumerate(taken):
         if what == "pass":
@@ -59,7 +61,7 @@ def test_keys_age_by_the_time_that_passes(taken: list[tuple[str, int]]) -> None:
         elif what == "step":
             clock.step_wall(value)
         elif what == "window":
-            # A longer one brings nothing back; so it is set where nothing was forgotten yet.
+            # A longer window brings nothing back, so it is set here, where nothing has been forgotten.
             keys.remembered_ms = window_ms = value
         elif what == "append":
             if not keys.check(value, [(5, 1)]):
@@ -114,7 +116,7 @@ def test_a_key_is_over_one_window_behind_a_start_whatever_its_append_time(taken:
 
 
 def test_a_follower_ages_keys_from_when_it_has_them_by_its_own_clock() -> None:
-    """The leader's clock is a year ahead; the follower's steps when it has taken the frame, and when it leads."""
+    """Set the leader's clock a year ahead; the follower's steps after it takes the frame, and when it leads."""
 
     async def scenario() -> None:
         clocks = ManualClock(wall_ms=10**12 + 10**10), ManualClock(wall_ms=10**12, monotonic_s=5)

@@ -1,4 +1,4 @@
-"""The replicas of a partition as its leader counts them."""
+"""The leader's count of the replicas of a partition."""
 
 from collections.abc import Sequence
 

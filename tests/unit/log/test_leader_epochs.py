@@ -1,4 +1,4 @@
-"""Leader epochs: rising, only of leaders that wrote."""
+"""Leader epochs rise, and only those of leaders that wrote are kept."""
 
 from logstore.log.leader_epochs import LeaderEpochs
 

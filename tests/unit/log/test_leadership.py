@@ -1,4 +1,4 @@
-"""The role of a leader: permission to append, the waits of appends, and their end when another broker leads."""
+"""A leader's role: permission to append, the waits of appends, and their end when another broker leads."""
 
 import asyncio
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_durable_log_end_high_watermark_and_acknowledgement_are_one_step() -> No
 
 
 def test_acks_all_waits_for_the_high_watermark_and_acks_1_for_the_log_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is with another replica in sync, which has nothing yet."""
+    """Hold the high watermark back, as another in-sync replica without records does."""
 
     def scenario() -> None:
         log = new_log()
@@ -160,7 +160,7 @@ def test_a_wait_that_was_given_up_disturbs_nobody() -> None:
 
 
 def test_a_role_that_has_ended_moves_no_high_watermark() -> None:
-    """An ISR change of the former leader may end after it: its replicas are others' by then."""
+    """End an ISR change of the former leader after its role: its replicas belong to another leader by then."""
 
     def scenario() -> None:
         log = new_log(None)
@@ -180,7 +180,7 @@ def test_a_role_that_has_ended_moves_no_high_watermark() -> None:
 
 
 def test_an_append_that_waits_for_followers_alone_outlives_a_failed_group() -> None:
-    """It is durable here: to say that it was not stored would be wrong."""
+    """Keep the append waiting: it is durable here, so an error that says "not stored" would be wrong."""
 
     def scenario() -> None:
         log = new_log(None)
@@ -289,6 +289,20 @@ def test_acks_1_needs_a_lease_at_the_append_and_at_the_acknowledgement() -> None
         assert isinstance(wait.future.exception(), NotEnoughReplicasAfterAppendError)
 
     in_loop(scenario)
+
+
+def test_what_needs_a_lease_is_refused_without_one() -> None:
+    async def scenario() -> None:
+        lease = [True]
+        log = replicated_log(1, 2, has_lease=lambda: lease[0])
+        log.require_leader().require_lease()
+        lease[0] = False
+        with pytest.raises(NotLeaderOrFollowerError, match="ZooKeeper"):
+            log.require_leader().require_lease()
+        log.become_leader(2, None, lambda: lease[0])
+        log.require_leader().require_lease()
+
+    asyncio.run(scenario())
 
 
 def test_acks_1_of_the_only_replica_needs_no_lease() -> None:

@@ -1,4 +1,4 @@
-"""What a reader of the log hands out in slices, and what it does for that only once."""
+"""A reader of the log returns slices, and does the work for them only once."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """The calls of a function, which is left as it is."""
+    """Record the calls of a function, which still runs."""
     calls: list[Any] = []
     original: Callable[..., Any] = getattr(owner, name)
 
@@ -109,8 +109,9 @@ def test_history_is_decoded_once_for_each_of_two_readers_in_step(
 def test_history_for_kafkas_clients_is_read_in_few_steps_for_each_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_bytes: int, steps_most: int
 ) -> None:
-    """Record batches are smaller than their rows were measured. An answer that is filled up to the last byte takes ever
-    more steps, with ever fewer records.
+    """Leave some of an answer empty: filling it to the last byte takes ever more steps, with ever fewer records.
+
+    Record batches are smaller than the measured size of their rows.
     """
     steps = counted(monkeypatch, slice_reader.SliceReader, "read_segment")
     max_bytes = 30_000
@@ -133,7 +134,7 @@ def test_history_for_kafkas_clients_is_read_in_few_steps_for_each_answer(
 
 @pytest.mark.parametrize("max_bytes", [500, 5_000])
 def test_an_answer_behind_a_marker_has_a_record(tmp_path: Path, max_bytes: int) -> None:
-    """The record behind the marker is larger than the answer may be."""
+    """Put a record behind the marker that is larger than the answer's limit."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -167,7 +168,7 @@ def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pyt
 
 
 def test_readings_kept_between_slices_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader whose reading was dropped begins again, and misses nothing."""
+    """Drop readings: their readers begin again, and miss nothing."""
     monkeypatch.setattr(slice_reader, "READINGS_BYTES_MAX", 3 * slice_reader._DECODER_BYTES)
     monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
     records = values(500, 100)
@@ -190,7 +191,7 @@ def test_readings_kept_between_slices_are_bounded(tmp_path: Path, monkeypatch: p
 
 
 def test_reading_the_same_again_leaves_little_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is left behind counts with its batch, though that be larger than others."""
+    """Count what stays in memory with its batch, even if that is larger than others."""
     monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
     records: list[bytes | None] = [b"x"] * 3_000 + [bytes(300_000)] * 4
 
@@ -232,7 +233,7 @@ def test_offsets_without_a_record_are_passed_over(tmp_path: Path, max_bytes: int
             log = topic.partition(0)
             assert log.high_watermark == len(expected) + 10
             assert await read_all(broker, topic, max_bytes=max_bytes) == expected
-            # Begun anywhere, also where there is no record.
+            # A read may begin anywhere, even at an offset without a record.
             for start in range(log.high_watermark):
                 found = []
                 at = start

@@ -1,4 +1,4 @@
-"""Plans of merges on random histories: how often a record is rewritten, how many files are left, what stays apart."""
+"""Plans of merges on random histories: the rewrites of a record, the files that are left, and files that stay apart."""
 
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +12,7 @@ from logstore.segments.names import segment_name
 from logstore.topic_config import TopicConfig
 
 TARGET = 10_000
-#: A record takes so many bytes of a file, and a file as many besides.
+#: The bytes of a file for each record, and those for the file itself.
 RECORD, FOOTER = 1, 0
 
 
@@ -45,7 +45,7 @@ class History:
         self.rolled[base] = [(width, 0)]
 
     def merge(self, shrink: float = 1) -> bool:
-        """One plan, carried out."""
+        """Make one plan and carry it out; return whether it had groups."""
         groups = plan_merge(0, self.state, self.files, self.config)
         for group in groups:
             low = self.files.index(group.files[0])
@@ -64,8 +64,9 @@ class History:
             pass
 
     def rewrites_beyond_tiers(self) -> int:
-        """The most times that a record was rewritten, besides once for each tier between its first file and its last
-        one; a full file is one tier more.
+        """Return the most rewrites of a record, not counting one for each tier between its first file and its last.
+
+        A full file is one tier more.
         """
         widths = {f.base_offset: f for f in self.files}
         return max(
@@ -78,7 +79,7 @@ class History:
         )
 
     def most_small(self) -> int:
-        """As many files that are not full as the second invariant allows."""
+        """Return the number of non-full files that the second invariant allows."""
         widths = [f.end_offset - f.base_offset for f in self.files if f.size < TARGET]
         if not widths:
             return 0
@@ -140,7 +141,7 @@ def test_no_file_outgrows_its_window_and_old_windows_have_one_small_file(rolls):
 
 
 def test_a_file_far_ahead_of_its_time_does_not_split_those_behind_it():
-    """Retention waits for it, and with it for all behind it."""
+    """Roll a file for which retention waits; all later files wait with it."""
     history = History(config(retention_ms="1000"))
     history.roll(1, newest_ms=1_000_000)
     for at in range(40):
@@ -190,7 +191,7 @@ def test_a_backlog_is_joined_in_one_go():
 
 
 def test_rolls_of_one_record_for_a_year_are_cheap():
-    """525,600 of them, and a plan after every forty: 13 tiers would hold 67 million."""
+    """Roll often: a year has 525,600 rolls. A plan comes after every forty; 13 tiers would hold 67 million."""
     history = History(replace(config(), merge_target_bytes=10**9))
     most = 0
     for at in range(100_000):

@@ -1,4 +1,4 @@
-"""Open transactions of a partition: their begin and end, and the place where readers and rolls stop meanwhile."""
+"""Open transactions of a partition: their begin and end, and the offset where readers and rolls stop meanwhile."""
 
 from pathlib import Path
 from uuid import UUID
@@ -45,7 +45,7 @@ def marker(offset: int, producer_id: int, coordinator_epoch: int = 5) -> Frame:
 
 
 FRAMES = [data(0, 7, 0, 2), data(2, 8, 0), marker(3, 7), data(4, 7, 2), marker(5, 8), data(6, 9, 0)]
-#: The last stable offset after each of them.
+#: The last stable offset after each of the frames.
 STABLE = [0, 0, 2, 2, 4, 4]
 
 
@@ -81,7 +81,9 @@ def test_a_producer_with_an_open_transaction_does_not_expire() -> None:
 
 @pytest.mark.parametrize("begin", range(len(FRAMES) + 1))
 def test_a_start_finds_the_same_open_transactions_and_markers(begin: int) -> None:
-    """From frames, and from a snapshot before any of them: frames of open transactions are there all the same."""
+    """Start from frames, and from a snapshot before any of them: the frames of open transactions are there in both
+    cases.
+    """
     before = new_log()
     before.become_leader(1)
     tail = JournalTail()
@@ -152,7 +154,7 @@ def test_rolls_and_delete_records_stop_at_the_last_stable_offset_and_readers_at_
 
 
 def test_the_plans_of_one_roll_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is appended while the segments are written, of whatever partition, is another roll's."""
+    """Append while the segments are written: such records of any partition belong to another roll."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -170,7 +172,7 @@ def test_the_plans_of_one_roll_are_of_one_moment(tmp_path: Path, monkeypatch: py
             for log in topic.partitions:
                 monkeypatch.setattr(log, "now_ms", planned)
             rolling = broker._roller._write_new(topic, topic.partitions)
-            # Run it to its first wait: all plans are made by then, and the loop had no turn.
+            # Run it to its first wait: all plans exist by then, and the loop had no turn.
             rolling.send(None)
             assert steps == ["plan"] * 3
             rolling.close()

@@ -1,4 +1,4 @@
-"""Epochs without batches: markers, and producers with an open transaction. Batches alone: ``tests/stateful``."""
+"""Epochs without batches: markers, and producers with an open transaction. ``tests/stateful`` tests batches alone."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def marker(producer_id: int, epoch: int, offset: int, *, at_ms: int = 0) -> Mark
 
 
 def stored_again(found: ProducerStates) -> ProducerStates:
-    """As a start takes the state from a snapshot."""
+    """Store the state in a snapshot and take it from there, as a start does."""
     again = states()
     again.replace(unpack_batches(found.pack()), found.markers)
     again.evicted_up_to = found.evicted_up_to
@@ -41,7 +41,7 @@ def test_a_marker_fences_the_batches_of_the_epoch_before() -> None:
     found.remember(batch(5, 1, 0, 10))
     found.remember_marker(marker(5, 2, 11))
     for each in (found, stored_again(found)):
-        for sequence in (0, 1):  # a repetition, and what would follow
+        for sequence in (0, 1):  # a repetition, and the next batch
             with pytest.raises(InvalidProducerEpochError, match="the epoch is 2 by now"):
                 each.check(5, 1, sequence, 1, 0)
         with pytest.raises(OutOfOrderSequenceError, match="begins at sequence 0"):
@@ -73,7 +73,7 @@ def test_a_marker_is_known_of_a_producer_without_a_batch() -> None:
 
 
 def test_a_marker_of_the_same_epoch_keeps_the_batches() -> None:
-    """As before KIP-890: the epoch goes on."""
+    """Continue the epoch after a marker, as producers did before KIP-890."""
     found = states()
     found.remember(batch(5, 1, 0, 10))
     found.remember_marker(marker(5, 1, 11))
@@ -165,7 +165,7 @@ def test_an_unknown_producer_begins_at_any_sequence_and_follows_itself_from_ther
 
 @pytest.mark.parametrize("count", [1, BATCHES_REMEMBERED, 2 * BATCHES_REMEMBERED])
 def test_what_is_before_the_first_batch_of_a_producer_counts_as_stored_only_if_that_was_number_0(count: int) -> None:
-    """A client takes DUPLICATE_SEQUENCE_NUMBER for stored."""
+    """Expect DUPLICATE_SEQUENCE_NUMBER only for stored batches, because to a client it means stored."""
     for begin, expected in ((40, OutOfOrderSequenceError), (0, DuplicateSequenceError)):
         found = states()
         for n in range(count):
@@ -194,7 +194,7 @@ def counted(found: ProducerStates, end: int = 1 << 62) -> list[RememberedBatch]:
 
 
 def test_c16_a_truncated_epoch_brings_back_the_one_before() -> None:
-    """Of a leader that nobody followed: the producer went on there with a new epoch."""
+    """Truncate the records of a leader without followers, at which the producer continued with a new epoch."""
     found = following([7])
     for sequence in range(7):
         found.remember(batch(5, 0, sequence, sequence))
@@ -218,7 +218,7 @@ def test_c16_a_producer_whose_only_batches_were_truncated_is_unknown() -> None:
 
 
 def test_a_truncation_below_what_was_committed_leaves_producers_that_may_have_been_there() -> None:
-    """After an unclean election: older batches are unknown."""
+    """Truncate as after an unclean election, where older batches are unknown."""
     committed = [30]
     found = following(committed)
     for sequence in range(30):
@@ -249,7 +249,7 @@ def test_of_committed_batches_few_are_remembered() -> None:
 
 
 class Model:
-    """All that ever was, by producer: (epoch, next sequence) and the time of the last append."""
+    """Every producer that ever was, by id: (epoch, next sequence) and the time of the last append."""
 
     def __init__(self) -> None:
         self.producers: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
@@ -281,7 +281,7 @@ steps = st.tuples(
 def _trials(model: Model) -> Iterator[tuple[int, int, int]]:
     for producer_id, (epoch, following, _) in model.producers.items():
         for tried in {max(0, epoch - 1), epoch, epoch + 1}:
-            # Not a repetition: other numbers than those that were stored.
+            # These are no repetitions, because their numbers differ from the stored ones.
             for sequence in {0 if following == 0 or tried > epoch else following, following + 1}:
                 yield producer_id, tried, sequence
 
@@ -309,7 +309,7 @@ def test_markers_and_batches_in_any_order(taken: list[tuple[str, int, int, int]]
             assert (found.pack(), found.markers) == (before.pack(), before.markers)
         assert {each for each in range(3) if each in found} == set(model.producers)
         assert found.num_batches == sum(1 for _ in unpack_batches(found.pack()))
-        found.remembered_ms = 10**9  # trying forgets nobody
+        found.remembered_ms = 10**9  # a trial must not forget a producer
         for trial in _trials(model):
             expected = model.expected(*trial)
             if expected is None:

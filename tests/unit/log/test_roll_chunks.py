@@ -1,4 +1,4 @@
-"""A roll reads its frames in chunks that hold the interpreter for a moment each."""
+"""A roll reads its frames in chunks, each of which holds the interpreter for a moment."""
 
 import pytest
 

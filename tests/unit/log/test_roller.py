@@ -20,7 +20,7 @@ def test_the_first_roll_of_an_epoch_goes_on_where_the_table_ends(tmp_path: Path)
             topic = await broker.topics.changes.create(
                 INTERNAL, "orders", partitions=1, configs={"segment.ms": "100000000"}
             )
-            for count in (4, 6):  # a roll ends where a batch does
+            for count in (4, 6):  # a roll ends where a batch ends
                 await produce(broker, topic, [b"v"] * count)
             (log,) = topic.partitions
             assert topic.snapshot.partitions[0].leader_epoch < log.leader_epoch

@@ -1,4 +1,4 @@
-"""Erased records leave a table, its old files and whatever another writer brings back of them."""
+"""Erased records leave a table and its old files, and what another writer brings back is erased again."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +23,7 @@ def put(key: bytes | None, value: bytes = b"secret-of-") -> Record:
 
 
 def erasure_of(topic: KeyedTopic, *keys: bytes, number: int = 1, epoch: int = 1) -> KnownErasure:
-    """An erasure that is asked for now."""
+    """Return an erasure that is requested now."""
     snapshot = topic.table.snapshot()
     ends = {partition: state.sealed for partition, state in snapshot.partitions.items()}
     salt = new_salt()
@@ -52,13 +52,13 @@ def erase(topic: KeyedTopic, *erasures: KnownErasure) -> TableErasure:
 
 
 def has_bytes(topic: KeyedTopic, text: bytes) -> bool:
-    """Whether any file of the table has them. Values of the tests are too short to be compressed."""
+    """Return whether any file of the table has the bytes. The tests' values are too short to be compressed."""
     return any(text in file.read_bytes() for file in path_of(topic.table).rglob("*") if file.is_file())
 
 
 @pytest.fixture
 def topic(tmp_path: Path) -> KeyedTopic:
-    """Two partitions of three segments each, ``ada`` in two of them."""
+    """Create two partitions of three segments each, with ``ada`` in two of them."""
     topic = KeyedTopic.create(tmp_path, "users", partitions=2, cleanup_policy="compact,delete")
     for number in range(3):
         keys = [b"ada", b"bob", None, b"cy"] if number < 2 else [b"dan", b"eve", b"ida"]
@@ -102,7 +102,7 @@ def test_records_that_come_later_stay(topic: KeyedTopic) -> None:
 
 
 def test_records_of_later_leaders_stay_at_the_same_offsets(topic: KeyedTopic) -> None:
-    """After a backup was put back other records have the offsets."""
+    """Erase after a backup was put back: other records have the offsets."""
     before = topic.contents(0)
     erase(topic, erasure_of(topic, b"ada", epoch=0))
     assert topic.contents(0) == before
@@ -120,7 +120,7 @@ def test_the_stores_own_commits_keep_the_table_erased(topic: KeyedTopic) -> None
 
 
 def test_a_restore_is_erased_again(topic: KeyedTopic) -> None:
-    """Before the old files are deleted a RESTORE can bring them back."""
+    """Run a RESTORE, which can bring old files back until they are deleted."""
     erasure, before = erasure_of(topic, b"ada"), topic.table.snapshot().version
     with ThreadPoolExecutor(2) as pool:
         erase_from_table(topic.table, "users", ErasedUpTo((erasure,)), TopicConfig.parse({}, {}), now_ms=1, pool=pool)
@@ -143,7 +143,7 @@ def test_an_earlier_erasure_holds_after_a_restore_too(topic: KeyedTopic) -> None
 
 
 def test_files_that_no_commit_names_go_if_they_have_the_records(topic: KeyedTopic) -> None:
-    """A job that was killed, or that lost its race, leaves them; and a segment that was half written."""
+    """Leave files as a killed job does, or one that lost its race, or a write that stopped half way."""
     (old, _, clean) = topic.table.snapshot().segments(0)
     directory = path_of(topic.table)
     ranges = [(0, 4), (0, 8), (8, 11)]
@@ -164,11 +164,11 @@ def test_other_writers_files_are_rewritten(topic: KeyedTopic) -> None:
 
 
 def test_records_that_a_deletion_vector_hides_go_too(topic: KeyedTopic) -> None:
-    """Their bytes are in the file still, and a RESTORE would show them."""
+    """Hide records with a deletion vector: their bytes are still in the file, and a RESTORE would show them."""
     vectors.delete(path_of(topic.table), [0, 4], partition=0)
     vectors.update(path_of(topic.table), [5], b"secret-new", partition=1)
     done = erase(topic, erasure_of(topic, b"ada"))
-    # Of partition 0 no record that is served went, of partition 1 two.
+    # The erasure removed no served record of partition 0, and two of partition 1.
     assert (done.records, done.rewritten) == (2, 4)
     assert not has_bytes(topic, b"of-ada")
     assert topic.table.snapshot().vectors == ()

@@ -1,4 +1,4 @@
-"""Messages of the consumer protocol: the bytes of Kafka 4.1.1's own client, round trips, and bytes that are none."""
+"""Messages of the consumer protocol: the bytes of Kafka 4.1.1's client, round trips, and bytes that are no message."""
 
 import contextlib
 import struct
@@ -30,7 +30,7 @@ SUBSCRIPTION = Subscription(
     generation=7,
     rack="rack-a",
 )
-#: What each version writes after its number; a later one has the fields of those before.
+#: These are the fields of each version after its number; a later version adds to the earlier ones.
 TOPICS = "000000030006636c69636b7300066f7264657273000cc3a976c3a96e656d656e7473"
 USER_DATA = "000000030001ff"
 OWNED = "000000020006636c69636b73000000010000000100066f72646572730000000300000000000000020000000b"
@@ -120,7 +120,7 @@ def test_what_was_encoded_is_decoded(subscription: Subscription, assignment: Ass
 @settings(max_examples=examples(1_000))
 @given(st.binary(max_size=80), st.integers(0, 200), st.integers(0, 200))
 def test_bytes_that_are_none_give_one_error(noise: bytes, at: int, length: int):
-    """Noise alone, and in the place of a part of a message."""
+    """Decode noise, alone and in the place of a part of a message."""
     whole = encode_subscription(SUBSCRIPTION), encode_assignment(Assignment(SUBSCRIPTION.owned, b"\x05"))
     for message in (noise, *(good[:at] + noise + good[at + length :] for good in whole)):
         for decode in (decode_subscription, decode_assignment, decode_sticky_user_data):

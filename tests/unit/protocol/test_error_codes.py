@@ -8,7 +8,7 @@ from logstore import errors
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
 from logstore.protocol.error_codes import ERROR_CODES, code_of, error_of, error_of_kafka, kind_of
 
-#: Classes that share a code with another, which a client makes in their place.
+#: Classes that share their code with another class, which a client creates in their place.
 STANDING_FOR_OTHERS = {
     errors.CommitConflictError: errors.CommitStateUnknownError,
     errors.InvalidRequestError: errors.InvalidRecordError,
@@ -70,7 +70,7 @@ ALL = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issubcla
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
 def test_between_brokers_an_error_keeps_both_codes(cls: type[LogStoreError]):
-    """The class that is made, if it is another one, means the same to a client."""
+    """Allow another class if it means the same to a client."""
     code = next(ERROR_CODES[ancestor] for ancestor in cls.__mro__ if ancestor in ERROR_CODES)
     made = error_of_kafka(cls.kafka_code, code, "what to do")
     assert (made.kafka_code, code_of(made), made.message) == (cls.kafka_code, code, "what to do")

@@ -45,7 +45,7 @@ def sealed(offsets: list[int]) -> pa.RecordBatch:
 
 
 def parquet(offsets: list[int]) -> pa.Buffer:
-    """As a row group of a segment: microseconds, and a column of its topic's."""
+    """Return a row group as in a segment: times in microseconds, and a column of its topic."""
     columns = pa.Table.from_batches([sealed(offsets)]).cast(SEGMENT_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(columns.append_column("group", pa.array(["g"] * len(offsets))), sink)
@@ -57,7 +57,7 @@ def body(*batches: RecordBatch) -> pa.Buffer:
 
 
 def read(content: pa.Buffer, first_offset: int = 0):
-    """(offset, timestamp, value) of every record; batches are what readers are promised."""
+    """Return (offset, timestamp, value) of every record, after checking the batches as promised to readers."""
     rows = []
     for batch in read_records(content, first_offset):
         assert batch.schema == LOG_SCHEMA

@@ -149,7 +149,7 @@ def test_an_old_message_cannot_hide_its_compression():
 @pytest.mark.parametrize("lie", [0, 1, 29_999, 30_001, 2**40, 2**63 - 1, -1, -2, -(2**63)])
 def test_a_lie_about_the_uncompressed_length_is_refused(compression, lie):
     body = arrow_stream(_columns(value=pa.array([b"\0" * 30_000])), compression=compression)
-    # The last one is that of the data; the offsets before it look alike.
+    # The last match is the length of the data; the offsets before it look the same.
     position = body.rindex(struct.pack("<q", 30_000))
     with pytest.raises((InvalidRequestError, RequestTooLargeError)):
         _decode(body[:position] + struct.pack("<q", lie) + body[position + 8 :])
@@ -165,7 +165,7 @@ def test_shared_views_count_as_often_as_they_are_used():
 
 
 def test_the_view_of_a_null_is_never_read():
-    # Arrow's cast reads it: a negative length there was a segmentation fault.
+    # Arrow's cast reads it, and a negative length there caused a segmentation fault.
     views = struct.pack("<i12s", 1, b"v") + struct.pack("<iiii", -621, -1, 7, 2**31 - 1)
     column = pa.Array.from_buffers(pa.binary_view(), 2, [pa.py_buffer(b"\x01"), pa.py_buffer(views), pa.py_buffer(b"")])
     assert _decode(arrow_stream(_columns(value=column))).batch.column("value").to_pylist() == [b"v", None]

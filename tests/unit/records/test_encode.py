@@ -37,7 +37,7 @@ def encode_binary(*given: object) -> bytes:
 
 
 def _log(records: list[Row], base_offset: int = 10) -> pa.Table:
-    """In two batches."""
+    """Return the records as a table of two batches."""
     half = len(records) // 2
     parts = ((records[:half], base_offset), (records[half:], base_offset + half))
     batches = [to_log_batch([WireBatch(wire_batch(rows), base, 1_000, log_append_time=False)]) for rows, base in parts]

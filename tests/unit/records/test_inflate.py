@@ -57,7 +57,8 @@ def test_a_bomb_never_inflates(encoding, chunk):
     tracemalloc.start()
     with pytest.raises(RequestTooLargeError):
         _inflate(encoding, body, chunk=chunk)
-    # Body, what is inflated and its copy, one step of zstd (16 MiB); zstd's own memory is its window of 8 MiB at most.
+    # This covers the body, the inflated part and its copy, and one step of zstd (16 MiB). The memory of zstd is its
+    # window, at most 8 MiB.
     assert tracemalloc.get_traced_memory()[1] < 40 * MIB
     tracemalloc.stop()
 

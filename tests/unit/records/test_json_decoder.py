@@ -28,7 +28,7 @@ _JSON_VALUES = st.recursive(
     max_leaves=6,
 )
 _SPACES = st.text(" \t\n\r", max_size=2)
-# JSON serialisers differ in spaces and escapes. All of these have to come back as they were.
+# JSON serialisers differ in spaces and escapes. All of these must come back unchanged.
 _JSON_TEXTS = st.builds(
     lambda value, ascii_only, separators: json.dumps(value, ensure_ascii=ascii_only, separators=separators),
     _JSON_VALUES,
@@ -48,7 +48,7 @@ def _refused(body: bytes, match: str | None = None, error: type[LogStoreError] =
 
 @st.composite
 def _requests(draw, embedded, stored):
-    """(body, rows, partitions): records with their fields in any order, with spaces, absent or null."""
+    """Draw (body, rows, partitions): records whose fields have any order and spaces, and may be absent or null."""
     texts, rows, partitions = [], [], []
     for _ in range(draw(st.integers(1, 8))):
         key, value = draw(st.none() | embedded), draw(st.none() | embedded)
@@ -249,7 +249,7 @@ _TWICE = [
 )
 @pytest.mark.parametrize("body", _TWICE)
 def test_a_field_that_is_there_twice_is_refused(body, more):
-    """With any spaces, and among many records."""
+    """Repeat a field with any spaces, and among many records."""
     for spaced in (body, body.replace(",", " ,\n").replace(":", " : ")):
         whole = spaced.replace("}]", f"}}{more}]", 1) if "headers" not in body else spaced
         _refused(whole.encode(), "is there twice")
@@ -353,7 +353,7 @@ def test_mutated_bodies_give_records_or_the_named_errors(data):
             continue
         decoded.batch.validate(full=True)
         if decode is decode_json:
-            # Python's parser is the judge: every accepted text is JSON there as well.
+            # Python's parser decides: every accepted text must be JSON there as well.
             assert decoded.batch.num_rows == len(json.loads(body, parse_constant=pytest.fail)["records"])
             for text in pa.concat_arrays([decoded.batch.column("key"), decoded.batch.column("value")]).drop_null():
                 json.loads(text.as_py(), parse_constant=pytest.fail)
@@ -386,7 +386,7 @@ def test_string_keys_are_their_utf8_text_and_all_others_json_texts(keys, timesta
 
 @pytest.mark.parametrize("counts", [(1,), (1, 2), (70, 1), (1, 70), (64, 100), (3, 61)], ids=str)
 def test_the_records_of_many_bodies_are_those_of_each_in_turn(counts):
-    """Few and many texts are kept in different ways."""
+    """Decode few and many texts, which are stored in different ways."""
     texts = [
         [(f'"k{body}-{row}"', "null" if row % 7 == 3 else f"{row}") for row in range(n)]
         for body, n in enumerate(counts)

@@ -11,7 +11,8 @@ from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
 from tests.support.records import Row, rows, wire_batch, wire_rows
 
 _BEFORE = Row(7, b"before", None, None)
-#: Records of a batch, the gap before it, its append time, whether that overrules, and whether it is a slice.
+#: Each batch has its records, the gap before it, its append time, whether that takes precedence, and whether it is a
+#: slice.
 _BATCHES = st.lists(
     st.tuples(
         st.lists(rows, min_size=1, max_size=12), st.integers(0, 5), st.integers(0, 9), st.booleans(), st.booleans()
@@ -59,7 +60,7 @@ def test_many_small_batches_do_not_become_a_large_one():
 
 @pytest.mark.parametrize("more", range(9))
 def test_buffers_may_be_longer_than_their_numbers(more):
-    """Arrow asks for enough of them, not for a whole number."""
+    """Lengthen the buffers: Arrow only requires enough numbers, and not a whole one at the end."""
     whole = wire_batch([Row(5, b"k", b"v", None), Row(None, None, b"w", None), Row(7, None, None, None)])
     columns = []
     for column in whole.columns[:3]:

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from logstore.records.murmur2 import murmur2, murmur2_column
 
-# apache/kafka, clients/src/test/java/org/apache/kafka/common/utils/UtilsTest.java, testMurmur2; and the empty key.
+# These come from testMurmur2 in apache/kafka, clients/src/test/java/org/apache/kafka/common/utils/UtilsTest.java; the
+# empty key is added.
 _KAFKA_VECTORS = {
     b"21": -973932308,
     b"foobar": -790332482,
@@ -19,7 +20,7 @@ _KAFKA_VECTORS = {
 
 
 def _murmur2_of_one(data: bytes) -> int:
-    """Kafka's Utils.murmur2, line by line, unsigned."""
+    """Compute Kafka's Utils.murmur2, line by line, unsigned."""
     mask, m = 0xFFFFFFFF, 0x5BD1E995
     h = 0x9747B28C ^ len(data)
     for i in range(0, len(data) & ~3, 4):

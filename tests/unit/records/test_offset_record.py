@@ -19,7 +19,7 @@ from logstore.records.offset_record import (
 )
 from logstore.records.schema import WIRE_SCHEMA
 
-# JSON can carry any text but lone surrogates, which nothing from outside gets past.
+# JSON can carry any text except lone surrogates, and no input from outside gets past with one.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 keys = st.builds(OffsetKey, group=texts, topic=texts, partition=st.integers(0, 2**31 - 1))
 commits = st.builds(

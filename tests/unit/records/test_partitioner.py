@@ -11,7 +11,7 @@ def _records(keys, partitions=None) -> DecodedRecords:
 
 
 def test_explicit_then_key_then_sticky():
-    # toPositive(-973932308) % 7 and toPositive(479470107) % 7, as Kafka's default partitioner computes them.
+    # Kafka's default partitioner computes toPositive(-973932308) % 7 and toPositive(479470107) % 7.
     by_key = [(-973932308 & 0x7FFFFFFF) % 7, 479470107 % 7]
     chosen = choose_partitions(_records([b"21", b"abc", None, b"21", None], [-1, -1, -1, 6, 0]), 7, sticky=4)
     assert chosen.dtype == np.int32

@@ -33,7 +33,7 @@ def test_a_payload_that_does_not_parse_is_corruption(damage):
         decode_payload(damage(payload))
 
 
-#: Batches, their codec, and bytes behind each: a message need not end where the next one may begin.
+#: Batches, their codec, and bytes after each: a message need not end where the next one may begin.
 _parts = st.lists(
     st.tuples(st.lists(rows, max_size=4), st.sampled_from([None, "lz4", "zstd"]), st.sampled_from([0, 0, 0, 3])),
     min_size=1,

@@ -1,4 +1,4 @@
-r"""Lone surrogates: found among all other escapes, and taken from the bytes that were sent."""
+r"""Lone surrogates are found among all other escapes, in the bytes that were sent."""
 
 import json
 

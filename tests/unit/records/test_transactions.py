@@ -14,7 +14,7 @@ from logstore.records.transactions import (
     open_transactions_from_rows,
 )
 
-# As org.apache.kafka.common.record.EndTransactionMarker writes them: key 0000 0001, value 0000 0000004F.
+# org.apache.kafka.common.record.EndTransactionMarker writes these: key 0000 0001, value 0000 0000004F.
 COMMIT = bytes.fromhex("0400 00000001 00000000004f")
 
 

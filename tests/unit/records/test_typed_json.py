@@ -1,4 +1,4 @@
-"""Records of REST Proxy v3: found in a stream however it is cut, read strictly, and made columns."""
+"""Records of REST Proxy v3 are found in a stream however it is cut, read strictly, and made columns."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The leader's answers to one follower's fetches: what is compared, what is sent, whose turn it is."""
+"""The leader's answers to one follower's fetches: what it compares, what it sends, and whose turn it is."""
 
 import asyncio
 import time
@@ -33,14 +33,14 @@ LEADER, FOLLOWER = 1, 2
 
 
 class Bytes:
-    """A journal that keeps frames by their places; ``freed`` ones are in no file any more."""
+    """A journal that keeps frames by their locations; no file has the ``freed`` ones any more."""
 
     def __init__(self) -> None:
         self.frames: dict[FrameLocation, memoryview] = {}
         self.freed: set[FrameLocation] = set()
         self.in_memory = True
         self.end = 0
-        #: Of the group on its way to the disk.
+        #: The future of the group on its way to the disk.
         self.told: asyncio.Future[None] | None = None
 
     def add(self, frame: Frame) -> FrameLocation:
@@ -104,7 +104,7 @@ def row(partition: int, offset: int, last_epoch: int = -1, *, epoch: int = 1, ma
 async def ask(
     session: FetchSession, *rows: FetchRow, max_bytes: int = 1 << 20, wait_ms: int = 0, forgotten: Sequence[int] = ()
 ) -> dict[int, tuple[FetchedRow, list[int]]]:
-    """By session index, the answer and the base offsets of its frames."""
+    """Fetch; return by session index the answer and the base offsets of its frames."""
     body = b"".join(await session.fetch(Fetch(wait_ms, 1, max_bytes, list(rows), list(forgotten))))
     return {
         answer.session_index: (answer, [frame.header.base_offset for frame in split_frames(data)])
@@ -198,7 +198,7 @@ def test_what_is_sealed_while_a_fetch_waits_is_answered_so() -> None:
         session = leader.session()
         waiting = asyncio.create_task(ask(session, row(0, 0), wait_ms=10_000))
         await asyncio.sleep(0)
-        leader.append(count=2)  # wakes the fetch, which runs later
+        leader.append(count=2)  # this wakes the fetch, which runs later
         log.require_leader().commit((LEADER,), (LEADER,), 0.0)
         log.seal(1)
         assert (await waiting)[0][0].error == OffsetMovedToTieredStorageError.kafka_code
@@ -311,7 +311,7 @@ def test_a_late_request_of_a_former_connection_takes_no_news_from_the_new_one() 
     in_loop(scenario)
 
 
-def test_a_request_from_before_the_follower_registered_anew_is_no_acknowledgement() -> None:
+def test_a_request_from_before_the_follower_registered_again_is_no_acknowledgement() -> None:
     async def scenario() -> None:
         leader = Leader()
         leader.append(count=2)

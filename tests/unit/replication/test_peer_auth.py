@@ -22,7 +22,7 @@ def test_a_proof_is_known_to_both_sides_and_has_its_length():
 
 
 def test_a_proof_is_of_one_connection_one_direction_and_one_secret():
-    """Each field of both messages counts: cluster, ids, epochs, nonces."""
+    """Change each field of both messages: cluster, ids, epochs, nonces."""
     others = [
         proof(),
         proof(secret=ClusterSecret("another secret of it")),

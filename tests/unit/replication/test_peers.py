@@ -1,4 +1,4 @@
-"""Two brokers on loopback: handshake, requests, and everything that strangers and sick brokers send."""
+"""Two brokers on loopback: handshake, requests, and everything that strangers and faulty brokers send."""
 
 import asyncio
 import contextlib
@@ -47,9 +47,9 @@ from tests.support.virtual_time import ON_VIRTUAL_TIME
 pytestmark = pytest.mark.anyio
 
 APPEND, DESCRIBE, FETCH, HTTP = MessageType.APPEND, MessageType.DESCRIBE, MessageType.FETCH, MessageType.HTTP
-# Of a peer that does nothing, in tests that wait for its end.
+# The timeout of a peer that does nothing, in tests that wait for its end.
 SHORT_S = 0.4
-#: Long enough for a busy machine to answer within it.
+#: A busy machine answers within this time.
 USED_S = 6.0
 
 
@@ -63,7 +63,7 @@ async def echo(_session, message):
 
 
 class Held:
-    """A handler whose answers a test gives, in any order."""
+    """A handler to which a test gives the answers, in any order."""
 
     def __init__(self) -> None:
         self.begun: list[bytes] = []
@@ -193,7 +193,7 @@ async def test_who_connects_checks_who_answers(answer, reason):
 
 @contextlib.asynccontextmanager
 async def serving(talk):
-    """Somebody who talks as ``talk(broker)`` says; its address."""
+    """Run a server that talks as ``talk(broker)`` says, and yield its address."""
     talks = set()
 
     async def connect(reader, writer):
@@ -212,7 +212,7 @@ async def serving(talk):
 
 
 async def test_a_proof_that_is_sent_back_is_worthless():
-    """Somebody at broker 2's address, without the secret, answers with what it was sent."""
+    """Reflect messages at broker 2's address, without the secret."""
 
     async def reflecting(broker):
         hello = await broker.receive()
@@ -241,7 +241,7 @@ async def test_messages_that_are_sent_back_as_they_are_are_refused():
 
 
 async def test_a_proof_for_another_connection_is_worthless():
-    """Somebody between broker 1, which connects to it, and broker 1's own listener passes nonces and proof on."""
+    """Pass nonces and a proof on, between broker 1, which connects here, and broker 1's listener."""
     outcome = asyncio.get_running_loop().create_future()
 
     async with listening(1) as listener:
@@ -328,7 +328,7 @@ async def test_random_bytes_end_their_connection_and_no_other(seed):
 
 
 async def test_a_stranger_is_refused_by_the_length_alone():
-    """Before a byte of the body has come."""
+    """Refuse it before a byte of the body has come."""
     async with listening() as listener, raw(listener.address) as stranger:
         stranger.writer.write(encode_header(MessageType.HELLO, 3, HANDSHAKE_BYTES_MAX - MESSAGE_HEADER_BYTES + 1))
         header, body = await stranger.receive()
@@ -355,7 +355,7 @@ async def test_a_flood_of_strangers_keeps_no_broker_out():
         connection = await at_end.enter_async_context(connected(listener))
         assert await connection.request(APPEND, b"x") == b"x"
         ends = [asyncio.create_task(stranger.until_end()) for stranger in strangers]
-        # The broker was one of those that came.
+        # The connection of the broker is among those that came.
         await eventually_async(lambda: sum(end.done() for end in ends) >= 50)
         await loop_turns()
         assert [end.done() for end in ends] == [True] * 51 + [False] * (STRANGERS_MAX - 1)
@@ -409,7 +409,7 @@ async def test_messages_of_all_sizes_arrive_whole(size):
     body = random.Random(size).randbytes(size)
     async with listening() as listener, connected(listener) as connection:
         listener.handlers[APPEND] = echo
-        # Several at once, so that they meet in one buffer.
+        # Several requests at once meet in one buffer.
         answers = await asyncio.gather(*(connection.request(APPEND, body + bytes([n])) for n in range(3)))
         assert [bytes(answer) for answer in answers] == [body + bytes([n]) for n in range(3)]
 
@@ -698,7 +698,7 @@ async def test_a_slow_reader_is_sent_no_more_than_it_takes_and_is_cut():
             for number in range(5 * REQUESTS_IN_HAND_MAX):
                 broker.writer.write(encode_header(DESCRIBE, number, 0))
             await eventually_async(lambda: session.is_closed)
-            # What the kernel and the stream of the test have taken, and what is in hand.
+            # These fit in the kernel, in the test's stream, and among the requests in hand.
             assert len(sent) <= REQUESTS_IN_HAND_MAX + 16
     reasons = [line["reason"] for line in logs if line["event"] == "peer.refused"]
     assert reasons == [f"it took nothing of an answer for {SHORT_S} s"]
@@ -722,7 +722,7 @@ async def test_a_reader_that_is_slow_but_takes_something_is_kept():
 
 
 async def test_a_broker_that_is_gone_without_a_word_ends_on_both_sides():
-    """The network between them passes nothing any more, and tells nobody."""
+    """Cut the network between them, so that neither end is notified."""
     given = options(timeout_s=USED_S)
     async with listening(given=given) as listener, TcpRelay(listener.address) as relay:
         listener.handlers[APPEND] = echo
@@ -856,7 +856,10 @@ async def test_an_answer_that_is_none_makes_the_peer_unavailable(answer):
 
 @contextlib.asynccontextmanager
 async def connected_to_a_deaf_broker():
-    """A connection to a broker that reads nothing after the handshake, until the event is set; what it reads then."""
+    """Connect to a broker that reads nothing after the handshake until an event is set.
+
+    Yield the connection, the event, and the messages that the broker reads.
+    """
     hears = asyncio.Event()
     heard = []
 
@@ -881,7 +884,7 @@ async def connected_to_a_deaf_broker():
 
 
 async def test_a_peer_that_does_not_read_holds_requests_back_until_their_time_is_over():
-    """Nothing is kept for it without end, and what was not sent is told as not sent."""
+    """Limit what is kept for the peer, and report requests that were not sent as such."""
     async with connected_to_a_deaf_broker() as (connection, hears, _):
         asked = [asyncio.create_task(connection.request(APPEND, bytes(MIB), SHORT_S)) for _ in range(20)]
         failures = await asyncio.gather(*asked, return_exceptions=True)
@@ -896,7 +899,7 @@ async def test_requests_that_have_to_wait_are_sent_in_the_order_of_their_calls()
         names = [b"request %02d" % number for number in range(20)]
         asked = [asyncio.create_task(connection.request(APPEND, name + bytes(MIB))) for name in names[:-1]]
         await loop_turns()
-        # One more has begun, and runs before those that wait hear that they may go on.
+        # One more request begins, and runs before the waiting ones learn that they may continue.
         asked.append(asyncio.create_task(connection.request(APPEND, names[-1])))
         connection._stream.resume_writing()
         await loop_turns()
@@ -972,7 +975,9 @@ async def test_a_stop_does_not_wait_for_ever(monkeypatch):
 
 
 def uvicorn_protocols(listener: PeerListener) -> list:
-    """Serve HTTP as the store does, with an application that says who relays; the protocols made so far."""
+    """Serve HTTP as the store does, with an application that names the relaying broker; return the protocols made so
+    far.
+    """
     made = []
 
     async def application(scope, receive, send):
@@ -1073,7 +1078,7 @@ async def test_http_is_not_asked_for_beside_other_requests():
 
 
 async def test_a_slow_reader_of_http_holds_up_its_writer():
-    """The protocol that answers HTTP hears of the transport's flow control."""
+    """Check that the transport's flow control reaches the protocol that answers HTTP."""
     paused = asyncio.Event()
 
     class Answers(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""Messages between brokers: what is encoded is decoded, and nothing else is."""
+"""Messages between brokers: an encoded message can be decoded, and nothing else can."""
 
 import contextlib
 import struct
@@ -103,11 +103,11 @@ def joined(pieces) -> bytes:
 
 
 def as_told(parts):
-    """Errors are compared by class and message."""
+    """Replace errors by class and message, so that they compare."""
     return [(type(part.error), str(part.error), *part[1:]) for part in parts]
 
 
-#: By name: values, how they are encoded and decoded, and what is compared.
+#: For each name: values, their encoder and decoder, and what is compared.
 CODECS = {
     "hello": (hellos, encode_hello, decode_hello),
     "auth": (st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES), encode_auth, decode_auth),
@@ -322,7 +322,7 @@ def test_frames_are_split_wherever_they_were_stored(found, position, file_id):
 def test_a_copy_has_the_checksum_that_was_checked_when_it_came():
     answer = bytearray(stored(frame(b"payload")))
     (copy,) = split_frames(answer)
-    answer[HEADER_BYTES] ^= 1  # memory fails behind the check
+    answer[HEADER_BYTES] ^= 1  # memory fails after the check
     with pytest.raises(CorruptionError):
         split_frames(stored(copy))
 
@@ -399,4 +399,4 @@ def test_a_copied_frame_forgets_that_the_leader_had_copied_it_forward():
     (found,) = split_frames(stored(frame(flags=flags)))
     assert found.header == frame(flags=FrameFlags.LOG_APPEND_TIME).header
     assert found.header.type is FrameType.DATA
-    assert FORMAT_VERSION == 4  # a new version has frames of its own to test here
+    assert FORMAT_VERSION == 4  # a new version has its own frames to test here

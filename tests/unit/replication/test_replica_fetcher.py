@@ -1,4 +1,4 @@
-"""The follower's side: what it asks, which answers it believes, and how it goes on after each kind of trouble."""
+"""The follower's side: its requests, the answers that it believes, and how it continues after each kind of trouble."""
 
 import asyncio
 import dataclasses
@@ -28,7 +28,7 @@ SETTINGS = FetcherSettings(
 
 
 class HeldJournal:
-    """A journal that stores when it is told to."""
+    """A journal that stores frames when the test releases them."""
 
     def __init__(self) -> None:
         self.held: list[tuple[Sequence[Frame], Any]] = []
@@ -53,7 +53,7 @@ class HeldJournal:
 
 
 class Follower:
-    """A fetcher with the leader's part played by the test."""
+    """A fetcher whose leader is the test."""
 
     def __init__(self) -> None:
         self.journal: Any = HeldJournal()
@@ -87,7 +87,7 @@ class Follower:
         self.fetcher.follow(topic, self.log, epoch)
 
     async def next_row(self) -> tuple[Any, asyncio.Future[Buffer]]:
-        """The next request that has a row; others are answered with nothing."""
+        """Return the next request that has a row, and answer others with nothing."""
         while True:
             fetch, answer = await self.asked.get()
             if fetch.rows:
@@ -151,7 +151,7 @@ def test_the_next_fetch_acknowledges_what_is_durable() -> None:
 
 
 def test_a_leader_that_has_not_heard_of_the_topic_is_asked_again_soon() -> None:
-    """A new topic takes no append with acks=all meanwhile."""
+    """Retry soon, because a new topic takes no append with acks=all until then."""
 
     async def scenario(follower: Follower) -> None:
         follower.fetcher._settings = dataclasses.replace(SETTINGS, backoff_s=60, wait_max_ms=60_000)
@@ -197,7 +197,7 @@ def test_an_answer_is_not_believed_by_a_leader() -> None:
 
 
 def test_an_answer_for_another_end_truncates_nothing() -> None:
-    """The model of replication lost acknowledged records so."""
+    """Answer for an old end: the model of replication lost acknowledged records this way."""
 
     async def scenario(follower: Follower) -> None:
         follower.follow()
@@ -231,7 +231,7 @@ def test_a_diverging_end_truncates_by_a_journal_frame_and_asks_again() -> None:
 
 
 async def diverge(follower: Follower) -> tuple[PartitionLog, Fetch, asyncio.Future[Buffer]]:
-    """Two partitions with three records each, the second log, and the fetch that acknowledges both."""
+    """Replicate two partitions with three records each; return the second log and the fetch that acknowledges both."""
     other = PartitionLog("t", TOPIC, 1, clock=ManualClock(), producer_id_expiration_ms=1)
     other.resign(EPOCH)
     topic: Any = None
@@ -285,7 +285,7 @@ def test_an_answer_is_not_believed_once_the_log_follows_another_epoch_since_it_c
     in_loop(scenario)
 
 
-def test_a_partition_that_is_followed_anew_during_its_truncation_is_asked_for_once() -> None:
+def test_a_partition_that_is_followed_again_during_its_truncation_is_asked_for_once() -> None:
     async def scenario(follower: Follower) -> None:
         follower.follow()
         await replicate(follower, 3)
@@ -315,7 +315,7 @@ def test_frames_that_do_not_follow_are_left_and_asked_for_again() -> None:
     in_loop(scenario)
 
 
-def test_a_full_disk_is_asked_again_from_the_same_end_and_a_broken_one_begins_anew() -> None:
+def test_a_full_disk_is_asked_again_from_the_same_end_and_a_broken_one_begins_again() -> None:
     async def scenario(follower: Follower) -> None:
         follower.follow()
         for error, connections in ((StorageFullError("full"), 1), (NetworkError("broken"), 2)):

@@ -1,4 +1,4 @@
-"""A whole look at a file: of ours, of another writer's, and of a writer that lied."""
+"""A complete check of files: ours, another writer's, and those of a writer with wrong metadata."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The chain of a real file, computed here from its bytes alone; damage is in tests/faults/test_segment_damage.py."""
+"""The chain of a real file, computed here from its bytes alone; tests/faults/test_segment_damage.py tests damage."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def written(path: Path, row_groups: int) -> bytes:
     with SegmentWriter(open_table(path), 0, 0, 10 * row_groups, 0) as writer:
         for at in range(row_groups):
             writer.write(log_batch(range(10 * at, 10 * at + 10)))
-            writer._flush()  # a row group of its own
+            writer._flush()  # a separate row group
         return (path / writer.finish().path).read_bytes()
 
 
@@ -29,7 +29,7 @@ def test_the_chain_follows_the_documented_format(tmp_path: Path, row_groups: int
     footer_at = len(content) - 8 - metadata.serialized_size
     ends = []
     for group in range(metadata.num_row_groups):
-        for column in range(6):  # headers are two
+        for column in range(6):  # headers are two columns
             chunk = metadata.row_group(group).column(column)
             ends.append((chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size)
     assert ends == sorted(ends)
@@ -44,7 +44,7 @@ def test_a_footer_without_a_chain_is_another_writers() -> None:
 
 
 def test_text_that_looks_like_a_chain_is_no_chain() -> None:
-    """JSON of a producer's state may hold anything, but no control character."""
+    """Forge the text of a chain: the JSON of a producer's state may contain anything, but no control character."""
     assert checksums.check_footer(b"logstore.crc32c\\u0018 0" + b"0" * 16 + b"\\u0000") is None
 
 

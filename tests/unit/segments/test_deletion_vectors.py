@@ -1,4 +1,4 @@
-"""Deletion vectors: every way of storing one, and each kind of damage by name."""
+"""Deletion vectors: every way to store one, and each kind of damage by its name."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_each_storage_type_is_read(files: TableFiles, kind: str) -> None:
 
 
 def test_the_file_of_the_protocols_example(files: TableFiles) -> None:
-    """PROTOCOL.md, JSON Example 1."""
+    """Use JSON Example 1 of PROTOCOL.md."""
     vector = DeletionVector("u", "ab^-aqEH.-t@S}K{vb[*k^", 40, 6, 4)
     assert file_of(vector, files) == "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
 

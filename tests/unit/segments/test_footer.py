@@ -35,7 +35,9 @@ def test_a_footer_reads_back(footer: SegmentFooter) -> None:
 
 
 def test_only_transactions_take_the_higher_format() -> None:
-    """So that earlier releases, which would drop them, refuse exactly these."""
+    """Write the higher format only for transactions, which earlier releases would drop: they refuse exactly these
+    files.
+    """
     assert encode_footer(PLAIN)["logstore.format"] == "2"
     assert not {"logstore.markers", "logstore.open_transactions"} & encode_footer(PLAIN).keys()
     with_append_times = encode_footer(replace(PLAIN, log_append_times=((100, 110),)))

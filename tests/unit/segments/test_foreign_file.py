@@ -1,4 +1,4 @@
-"""Files of other writers, read as segments."""
+"""Files of other writers are read as segments."""
 
 import datetime as dt
 from pathlib import Path
@@ -38,7 +38,7 @@ def rows_of(offsets: list[int]) -> pa.Table:
 
 
 def read(files: TableFiles, name: str) -> pa.Table:
-    """All records, and the same read in parts; the index agrees with them."""
+    """Return all records, after checking that a read in parts and the index agree with them."""
     whole, parts = [], []
     for group in row_groups(files, name):
         batch = read_row_group(files, name, group.index)
@@ -96,7 +96,7 @@ def test_an_offset_that_a_file_has_twice_is_refused(files: TableFiles, bounds: t
 
 
 def test_timestamps_and_text_of_other_writers(files: TableFiles) -> None:
-    """Spark writes INT96 and names the partition in the file; others leave columns out, or write text."""
+    """Read INT96 and a partition column, as Spark writes them, and files with missing columns or with text."""
     moment = dt.datetime(2026, 11, 22, 1, 2, 3, 456_789, tzinfo=dt.UTC)
     spark = pa.table(
         {
@@ -182,7 +182,7 @@ def test_a_file_has_the_state_of_the_last_segment_up_to_its_end(files: TableFile
     footer = read_footer(files, path)
     assert (footer.partition, footer.base_offset, footer.end_offset) == (0, 0, 20)
     assert (footer.leader_epoch, footer.append_time_ms) == (2, 20)
-    # Its last records were deleted.
+    # The last records of this file were deleted.
     shorter = write(files, "y", rows_of([11, 12, 10]))
     assert (read_footer(files, shorter).leader_epoch, read_footer(files, shorter).end_offset) == (2, 13)
 

@@ -1,4 +1,4 @@
-"""Segments made of several: their records and their footers, and when their tombstones were first compacted."""
+"""Segments made of several: their records, their footers, and the first compaction of their tombstones."""
 
 import tempfile
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.support.topics import log_batch
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=8), st.data())
 def test_cleanings_remember_the_first_time_of_every_offset(rounds, data):
-    """Rounds of compaction, each (offsets further, time passed), against one remembered time per offset."""
+    """Compare rounds of compaction, each (offsets further, time passed), with one remembered time per offset."""
     first: dict[int, int] = {}
     parts: list[tuple[tuple[tuple[int, int], ...], int]] = []
     end = now = 0
@@ -34,7 +34,7 @@ def test_cleanings_remember_the_first_time_of_every_offset(rounds, data):
         assert all(cleaned_end <= end for cleaned_end, _ in joined)
         assert list(joined) == sorted(set(joined))
         assert len({time for _, time in joined}) == len(joined)
-        # The next round finds one segment, or two, with their shares of the account.
+        # The next round gets one segment, or two that each have their part of the times.
         cut = data.draw(st.integers(0, end))
         low = join_cleanings([(joined, cut)], cut, cut, now) if cut else ()
         parts = [(low, cut), (joined, end)] if cut else [(joined, end)]
@@ -48,7 +48,7 @@ def test_offsets_without_a_cleaning_count_from_now():
 @settings(max_examples=examples(30), deadline=None)
 @given(st.data())
 def test_the_footer_of_joined_files_is_that_of_one_roll(data):
-    """Random points in the life of a partition: the state at the end, and the idempotency keys in the window."""
+    """Draw points in the life of a partition: the state at the end, and the idempotency keys in the window."""
     ends = sorted(data.draw(st.sets(st.integers(1, 60), min_size=2, max_size=6)))
     bases = [0, *ends[:-1]]
     appends = [1_000 * end for end in ends]
@@ -68,7 +68,7 @@ def test_the_footer_of_joined_files_is_that_of_one_roll(data):
                 return writer.finish(
                     [epoch for epoch in epochs if epoch[1] < end],
                     [batch for batch in producers if batch.base_offset < end][-5:],
-                    # The window is open at the end of the file.
+                    # The window ends where the file ends.
                     [b for b in keys if base <= b.base_offset < end and b.append_time_ms > append_ms - window_ms],
                     append_time_ms=append_ms,
                     open_transactions=[OpenTransaction(9, 0, end - 1, append_ms)],

@@ -12,7 +12,7 @@ from logstore.segments.names import (
 )
 
 ZEROS, UNIQUE = "0" * 20, "a" * 32
-#: A digit to int() and to \d in Python, not in RE2.
+#: int() and \d in Python take this as a digit; RE2 does not.
 ARABIC_ZERO = "\u0660"
 #: Names of earlier releases.
 WITHOUT_END = {
@@ -34,7 +34,7 @@ FOREIGN = [
     f"partition=0/{ARABIC_ZERO * 20}-{1:020d}-0-{UNIQUE}.parquet",
     "",
 ]
-#: They begin as ours do.
+#: These begin as our names do.
 UNKNOWN = [
     f"partition=0/{ZEROS}-v3-{1:020d}-0-{UNIQUE}.parquet",
     f"partition=0/{ZEROS}-{1:020d}-0-1-{UNIQUE}.parquet",
@@ -47,7 +47,7 @@ UNKNOWN = [
     f"partition=0/{ZEROS}-1\u0660-{UNIQUE}.parquet",
     f"partition=0/{ZEROS}-{ARABIC_ZERO * 20}-0-{UNIQUE}.parquet",
     f"partition=0/{ZEROS}-{1:020d}-0-{UNIQUE}.parquet\n",
-    # Ranges that hold nothing, or that no offset reaches.
+    # These ranges contain nothing, or no offset reaches them.
     f"partition=0/{5:020d}-{5:020d}-0-{UNIQUE}.parquet",
     f"partition=0/{6:020d}-{5:020d}-0-{UNIQUE}.parquet",
     f"partition=0/{0:020d}-{2**63:020d}-0-{UNIQUE}.parquet",
@@ -66,7 +66,7 @@ def test_names_of_a_partition_sort_by_offset() -> None:
     offsets = (0, 9, 10, 2**62)
     names = [segment_name(0, offset, offset + 1, 0, "0" * 32) for offset in offsets]
     assert sorted(names) == names
-    # Among names of earlier releases, too.
+    # The order also holds among names of earlier releases.
     mixed = [
         f"partition=0/{o:020d}-9-{UNIQUE}.parquet" if o % 2 else name for o, name in zip(offsets, names, strict=True)
     ]

@@ -10,7 +10,7 @@ from logstore.segments.offset_ranges import join_ranges, look_up
 @given(st.lists(st.booleans(), max_size=40))
 def test_a_look_up_tells_each_offset_and_where_it_changes(inside: list[bool]):
     ranges = join_ranges((at, at + 1) for at, is_inside in enumerate(inside) if is_inside)
-    # Behind the last range nothing is in one.
+    # No offset after the last range is in a range.
     inside = [*inside, False, False]
     for offset, is_inside in enumerate(inside):
         others = [at for at in range(offset, len(inside)) if inside[at] is not is_inside]

@@ -126,7 +126,7 @@ def test_records_that_name_the_key_of_the_checksums_read(
 def test_a_damaged_page_of_format_1_is_not_served(tmp_path: Path) -> None:
     write_foreign(tmp_path / "x.parquet", [1, 2, 3], checksum=True)
     content = bytearray((tmp_path / "x.parquet").read_bytes())
-    content[content.index(b"k1")] ^= 1  # in the dictionary of the keys
+    content[content.index(b"k1")] ^= 1  # a byte in the dictionary of the keys
     (tmp_path / "x.parquet").write_bytes(content)
     for read in (verify_segment, lambda path: read_row_group(path, 0)):
         with pytest.raises(CorruptionError, match=r"x\.parquet"):
@@ -163,7 +163,7 @@ def test_a_segment_without_records_reads_as_one(tmp_path: Path) -> None:
     footer = read_footer(tmp_path / segment.path)
     assert (footer.base_offset, footer.end_offset, len(footer.producers), footer.append_time_ms) == (10, 30, 1, 3)
     assert pq.read_table(tmp_path / segment.path, partitioning=None).schema.equals(SEGMENT_SCHEMA)
-    # Every byte of it is under a checksum, as of any other.
+    # A checksum covers every byte of it, as in other segments.
     data = (tmp_path / segment.path).read_bytes()
     for at in range(len(data)):
         (tmp_path / segment.path).write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])

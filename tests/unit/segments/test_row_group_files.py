@@ -1,4 +1,4 @@
-"""Files read as their row groups do, with any reader; damage is in tests/faults/test_segment_damage.py."""
+"""Any reader reads a file of one row group like the row group; tests/faults/test_segment_damage.py tests damage."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path
     with SegmentWriter(open_table(tmp_path), 3, 0, 3000, 0, codec) as writer:
         for base in range(0, 3000, 1000):
             writer.write(log_batch(range(base, base + 1000, 3), value_bytes=2000))  # several pages of values
-            writer._flush()  # a row group of its own
+            writer._flush()  # a separate row group
         path = tmp_path / writer.finish().path
     found = row_group_files(path)
     assert [one.row_group for one in found] == [0, 1, 2]
@@ -44,7 +44,7 @@ def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path
 
 
 def test_a_row_group_without_deleted_rows_goes_as_it_is_stored(tmp_path: Path) -> None:
-    """A deletion vector takes rows of the first row group, and the whole second one."""
+    """Delete rows of the first row group, and the whole second one, by a deletion vector."""
     files = open_table(tmp_path)
     with SegmentWriter(files, 0, 0, 3000, 0) as writer:
         for base in range(0, 3000, 1000):

@@ -1,4 +1,4 @@
-"""Thrift as Parquet's footers have it: the real ones, any structs, and what is none."""
+"""Thrift as in Parquet's footers: real footers, any structs, and bytes that are no Thrift."""
 
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def test_a_real_footer_is_written_to_the_byte(tmp_path: Path, row_groups: int) -
     with SegmentWriter(open_table(tmp_path), 0, 0, 10 * row_groups, 0) as writer:
         for at in range(row_groups):
             writer.write(log_batch(range(10 * at, 10 * at + 10)))
-            writer._flush()  # a row group of its own
+            writer._flush()  # a separate row group
         content = (tmp_path / writer.finish().path).read_bytes()
     footer = content[-pq.read_metadata(pa.BufferReader(content)).serialized_size - 8 : -8]
     struct = thrift.decode(footer)

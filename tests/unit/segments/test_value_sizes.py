@@ -1,4 +1,4 @@
-"""Which values a codec makes no smaller, and what writers make of it."""
+"""Values that a codec makes no smaller, and what writers do with them."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_random_values_are_incompressible_and_text_is_not(files: TableFiles) -> 
 def test_another_codec_tells_nothing(files: TableFiles) -> None:
     for codec in ("lz4", "uncompressed"):
         assert not are_incompressible(files, [segment(files, 0, random=True, codec=codec).path], "zstd")
-    # A topic whose compression was off: its text must be compressed from now on.
+    # The topic's compression was off, and its text must be compressed from now on.
     text = segment(files, 0, random=False, codec="none")
     assert chunks(files, joined(files, [text]).path)["value"].compression == "ZSTD"
 

@@ -188,7 +188,7 @@ def test_a_failed_fsync_fails_the_segment(tmp_path: Path) -> None:
 
 
 def test_file_and_name_are_durable_when_it_is_finished(tmp_path: Path) -> None:
-    """Rule R7, first half: what a commit points at survives a power cut."""
+    """Check that files named by a commit survive a power cut (the first half of rule R7)."""
 
     class Recording(HookedFileSystem):
         def __init__(self) -> None:

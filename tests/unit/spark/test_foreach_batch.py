@@ -1,4 +1,4 @@
-"""Which batch of a query a Delta sink may leave out."""
+"""The batches of a query that a Delta sink may leave out."""
 
 import msgspec
 import pytest

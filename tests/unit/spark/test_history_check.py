@@ -1,4 +1,4 @@
-"""Which later versions of a topic's table a DataFrame may read."""
+"""The later versions of a topic's table that a DataFrame may read."""
 
 import pytest
 from deltalake import DeltaTable
@@ -16,7 +16,7 @@ from tests.support.topics import joined, rewrite_files, roll
 
 @pytest.fixture
 def table(tmp_path):
-    """Two segments of ten records."""
+    """Create two segments of ten records."""
     made = create_table(tmp_path / "topics" / "flights", num_partitions=1, config_overrides={})
     for base in (0, 10):
         roll(made, 0, base, base + 10)
@@ -100,7 +100,7 @@ def test_a_compaction_that_took_records_out_of_the_ranges_needs_a_new_frame(tmp_
         changed(all_of_it) == changed(first) == (f"topic flights: key compaction removed records (version {version})")
     )
     assert changed(others_range) is changed(chose_files) is None
-    # A compaction that loses no record changes no rows.
+    # A compaction that removes no record changes no rows.
     topic.roll({0: [Record(b"m", b"v", 1)]})
     unchanged = known(table, (0, 0, 7))
     compact()

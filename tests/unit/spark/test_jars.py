@@ -11,7 +11,7 @@ from logstore.spark.spark_conf import PACKAGE_ROOT
 
 @pytest.fixture
 def ivy_home(tmp_path):
-    """An Ivy directory with whole archives under the names of the jars."""
+    """Return an Ivy directory with whole archives under the names of the jars."""
     home = tmp_path / "ivy"
     (home / "jars").mkdir(parents=True)
     for name in jars.JAR_NAMES:
@@ -56,7 +56,7 @@ def test_without_java_the_error_says_what_to_install(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_jars_are_fetched_to_where_they_are_looked_for_whatever_home_is(tmp_path, monkeypatch):
-    """From a repository in a directory; Java does not look at HOME."""
+    """Fetch from a repository in a directory; Java does not look at HOME."""
     for artifact, version in [
         jar.removeprefix("io.delta_").removesuffix(".jar").rsplit("-", 1) for jar in jars.JAR_NAMES
     ]:

@@ -105,7 +105,7 @@ def test_a_time_is_the_first_offset_of_it_or_later_inside_the_log(time, millisec
         OffsetRange(2, 3, 3),
     ]
     assert asked == [dict.fromkeys((0, 1, 2), milliseconds), dict.fromkeys((1, 2), milliseconds)]
-    # Retention was faster: records below the log start are gone.
+    # Retention was faster, so records below the log start are gone.
     assert resolve("t", {0: time}, "latest", BOUNDS[:1], offsets_of_times, ManualClock()) == [OffsetRange(0, 5, 20)]
 
 

@@ -35,7 +35,7 @@ def test_history_and_tail_are_every_offset_once_and_meet_at_sealed(logs, sealed)
 
 @st.composite
 def histories(draw):
-    """Ranges to read, and files of 10 offsets that cover more than them."""
+    """Draw ranges to read, and files of 10 offsets that cover more than the ranges."""
     ranges, files = [], []
     for partition in draw(st.sets(st.integers(0, 20), min_size=1, max_size=12)):
         start = draw(st.integers(0, 150))
@@ -45,7 +45,7 @@ def histories(draw):
 
 
 def opened(scan: HistoryScan, files):
-    """The files that Delta opens by the conjuncts that it can skip by."""
+    """Return the files that Delta opens after skipping by its conjuncts."""
     partitions = {r.partition for r in scan.ranges}
     return [f for f in files if f.partition in partitions and f.first_offset < scan.end and f.last_offset >= scan.start]
 
@@ -123,11 +123,11 @@ def test_little_history_is_fetched_with_the_tail():
         [(OffsetRange(0, 150, 200),)],
         (OffsetRange(0, 200, 250), OffsetRange(1, 5, 9)),
     )
-    # A tenth of the last file.
+    # The range has a tenth of the last file.
     ranges[0] = OffsetRange(0, 190, 250)
     little = plan_read(ranges, sealed, files, has_store=True)
     assert (little.history, little.fetched) == ((), (OffsetRange(0, 190, 250), OffsetRange(1, 5, 9)))
-    # It is not there without a store.
+    # Without a store it is read from the file.
     assert [scan.ranges for scan in plan_read(ranges, sealed, files, has_store=False).history] == [
         (OffsetRange(0, 190, 200),)
     ]
@@ -137,7 +137,7 @@ def test_little_history_is_fetched_with_the_tail():
     ("partitions", "fetched"), [(FETCHED_PARTITIONS_MAX, True), (FETCHED_PARTITIONS_MAX + 1, False)]
 )
 def test_of_many_partitions_not_even_little_is_fetched(partitions, fetched):
-    """Each costs the store a row group."""
+    """Plan many partitions, each of which costs the store a row group."""
     history = [OffsetRange(p, 0, 10) for p in range(partitions)]
     tail = [OffsetRange(p, 0, 10) for p in range(partitions, 1000)]
     plan = plan_read([*history, *tail], dict.fromkeys(range(partitions), 10), [], has_store=True)

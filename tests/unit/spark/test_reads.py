@@ -1,4 +1,4 @@
-"""The arguments of ``read_offsets``, checked before it asks a store."""
+"""``read_offsets`` checks its arguments before it asks a store."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What commits of a sink say of a group's offsets, and which commit follows from which."""
+"""Commits of a sink contain a group's offsets, and show which commit follows which."""
 
 import contextlib
 import json
@@ -60,7 +60,7 @@ def test_an_empty_batch_adds_positions_and_is_the_same_commit():
 
 
 def test_a_topic_that_is_made_again_has_positions_of_its_own():
-    # Another store may have a topic of this name, and write to the same table: the older positions stay.
+    # Another store may have a topic of this name and write to the same table, so the older positions stay.
     first = next_commit(NOTHING, ranges(("a", 0, 0, 9)), IDS, "w")
     second = next_commit(first, ranges(("a", 0, 0, 2)), {"a": "id-again"}, "w")
     assert second.positions == {("id-a", 0): 9, ("id-again", 0): 2}
@@ -109,7 +109,7 @@ def test_committed_offsets_tell_of_the_commit_that_they_mirror():
 
 
 class Table:
-    """A sink as Delta keeps it: a transaction version is taken once; the rows are those of the commits."""
+    """A sink as Delta keeps it: it takes a transaction version once, and its rows are those of the commits."""
 
     def __init__(self) -> None:
         self.commits: list[GroupCommit] = []
@@ -161,7 +161,7 @@ def test_runs_in_any_order_that_stop_anywhere_write_each_record_once(random):
             case "write" if planned:
                 table.write(*planned.pop(random.randrange(len(planned))))
             case "mirror" if table.commits:
-                # A run may have waited long before it does this.
+                # A run may do this late.
                 commit = random.choice(table.commits)
                 mirror |= {(t.topic, p): end for t in commit.topics for p, (_, end) in t.ranges.items()}
             case "reset" if in_sink()[place]:

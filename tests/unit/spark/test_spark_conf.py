@@ -15,7 +15,7 @@ from logstore.spark.spark_conf import (
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """A working directory without a ``conf``, and no Spark of the user."""
+    """Change to a directory without ``conf``, and hide the user's Spark."""
     for name in ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "MASTER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The tail reader without Spark: its errors for a store that is away, busy, or no longer has the records."""
+"""The tail reader without Spark, and its errors for a store that is away, busy, or no longer has the records."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,13 +35,15 @@ def records(base_offset: int, count: int) -> PartitionData:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """``asked(*answers)``: the store answers so, the last again and again. Gives the offsets that are asked for."""
+    """Return ``asked(*answers)``: the store gives these answers, the last one repeatedly. It returns the requested
+    offsets.
+    """
     return lambda *answers: answering(monkeypatch, answers)[0]
 
 
 @pytest.fixture
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[int, int]]]:
-    """As ``asked``; gives ``min_bytes`` and ``max_wait_ms`` of the requests."""
+    """Return a function like ``asked`` that returns ``min_bytes`` and ``max_wait_ms`` of the requests."""
     return lambda *answers: answering(monkeypatch, answers)[1]
 
 
@@ -91,7 +93,7 @@ def test_small_pieces_come_together_once_the_size_of_records_is_known(waited_for
 
 
 def test_offsets_without_a_record_are_passed_over(asked):
-    """Of aborted transactions: between records, in an answer of their own, and at the end of the range."""
+    """Skip offsets of aborted transactions: between records, alone in an answer, and at the end of the range."""
     nothing = [PartitionData(0, 0, 0, 1_000, 1_000, end, [pa.py_buffer(b"")]) for end in (12, 30)]
     offsets = asked(records(5, 3), nothing[0], records(14, 3), nothing[1])
     assert [offset for _, offset, _ in read(6, 25)] == [6, 7, 14, 15, 16]

@@ -1,4 +1,4 @@
-"""Arguments of ``logstore_topic``, as SQL gives them."""
+"""Arguments of ``logstore_topic``, as SQL passes them."""
 
 import datetime as dt
 

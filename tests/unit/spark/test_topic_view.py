@@ -1,4 +1,4 @@
-"""What a view of a topic's table tells, and refuses."""
+"""A view of a topic's table: what it returns, and what it refuses."""
 
 import pytest
 
@@ -15,7 +15,7 @@ TOPIC = "flights"
 
 @pytest.fixture
 def table(tmp_path):
-    """Two segments of ten records."""
+    """Create two segments of ten records."""
     made = create_table(tmp_path / "topics" / TOPIC, num_partitions=1, config_overrides={})
     for base in (0, 10):
         roll(made, 0, base, base + 10)

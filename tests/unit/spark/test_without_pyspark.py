@@ -1,4 +1,4 @@
-"""An environment without PySpark is told which extra has it, by whatever needs it."""
+"""Without PySpark, everything that needs it names the extra that installs it."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ MESSAGE = "this needs Spark, and PySpark is not installed: pip install 'delta-lo
     ],
 )
 def test_a_missing_pyspark_says_which_extra(code):
-    # In a process of its own: in this one PySpark is there, and loaded.
+    # This runs in another process, because this one has PySpark loaded.
     done = subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"logstore.spark.session.SparkStartError: {MESSAGE}"

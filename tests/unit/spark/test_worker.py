@@ -1,4 +1,4 @@
-"""A Python worker of Spark: what it lacks, how a task begins, how its errors are told."""
+"""A Python worker of Spark: missing packages, the beginning of a task, and its errors."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from logstore.spark.worker import NEEDED, one_line_errors
 
 @pytest.mark.system
 def test_a_worker_without_a_package_says_all_that_it_lacks_in_one_line():
-    # In a process of its own: in this one they are there, and loaded.
+    # This runs in another process, because this one has the packages loaded.
     code = "import sys; sys.modules |= dict.fromkeys(['msgspec', 'cachetools']); import logstore.spark.source.columns"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     line = done.stderr.splitlines()[-1]
@@ -50,7 +50,7 @@ def test_an_error_of_ours_has_no_traceback_where_a_worker_tells_it(monkeypatch, 
 
 @pytest.mark.system
 def test_a_task_begins_with_modules_spared_and_what_has_come_acknowledged():
-    # In a process of its own: nothing takes objects back from `gc.freeze` without making others collectable, too.
+    # This runs in another process: `gc.freeze` can only be undone for all objects, which would make others collectable.
     code = """
 import gc, os, socket, time
 from pyspark import SparkFiles

@@ -1,4 +1,4 @@
-"""The consumer and the admin client against brokers whose leaders and coordinators move, die and refuse."""
+"""The consumer and the admin client use brokers whose leaders and coordinators move, die and refuse."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ def consumer(cluster: PlayedCluster, **options: object) -> Consumer:
 
 
 def read(consumer: Consumer, count: int, seconds: float = 20) -> dict[int, list[bytes]]:
-    """The values of ``count`` records, by partition; offsets rise by one from where the reading begins."""
+    """Read ``count`` records and return their values by partition; offsets rise by one from where reading begins."""
     found: dict[int, list[bytes]] = {}
     give_up = time.monotonic() + seconds
     while sum(map(len, found.values())) < count:
@@ -80,7 +80,7 @@ def test_a_dead_leader_is_left_for_its_successor(cluster: PlayedCluster):
         read(reading, 3)
         cluster.kill(2, elect=False)
         cluster.append([b"b"], partition=0)
-        assert read(reading, 1) == {0: [b"b"]}  # the others go on
+        assert read(reading, 1) == {0: [b"b"]}  # the other partitions are still read
         cluster.append([b"b"], partition=1)
         assert reading.poll(timeout_s=0.3) == []
         cluster.forget(2)
@@ -139,7 +139,7 @@ def test_a_partition_that_is_away_for_long_is_an_error_in_poll(cluster: PlayedCl
         cluster.append([b"a"])
 
         def poll() -> list[bytes]:
-            with suppress(errors.LeaderNotAvailableError):  # as long as it lasts
+            with suppress(errors.LeaderNotAvailableError):  # until the new leader is known
                 return [record.value for record in reading.poll(timeout_s=0.1)]
             return []
 
@@ -148,7 +148,7 @@ def test_a_partition_that_is_away_for_long_is_an_error_in_poll(cluster: PlayedCl
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_a_leader_that_does_not_tell_its_offsets_is_waited_for(cluster: PlayedCluster, reset: str):
-    """A position of -1 would be an error in ``poll``."""
+    """Wait for a leader that does not return its offsets: a position of -1 would be an error in ``poll``."""
     cluster.append([b"before"])
     with consumer(cluster, auto_offset_reset=reset) as reading:
         cluster.untold = 2
@@ -189,7 +189,7 @@ def test_refusals_for_now_are_tried_again_from_the_same_position(cluster: Played
 
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", [b"a", b"z"]), ("latest", [b"z"])])
 def test_a_position_beyond_the_end_of_a_new_leader_is_reset(cluster: PlayedCluster, reset: str, expected: list[bytes]):
-    """After an unclean election the log is shorter."""
+    """Shorten the log, as an unclean election does."""
     cluster.append([b"a", b"b", b"c"])
     with consumer(cluster, auto_offset_reset=reset) as reading:
         reading.assign(ALL[:1])
@@ -294,7 +294,7 @@ def test_commits_go_to_the_coordinator_and_follow_it(cluster: PlayedCluster):
     ],
     ids=lambda error: error.kafka_name,
 )
-def test_a_coordinator_that_is_not_ready_is_found_anew(cluster: PlayedCluster, refusal: errors.LogStoreError):
+def test_a_coordinator_that_is_not_ready_is_found_again(cluster: PlayedCluster, refusal: errors.LogStoreError):
     cluster.coordinators["g"] = 2
     left = [refusal] * 2
     with Admin(cluster.bootstrap) as admin:
@@ -327,7 +327,7 @@ def test_an_admin_goes_on_when_its_only_address_dies(cluster: PlayedCluster):
 
 
 def test_an_answer_of_the_former_leader_that_comes_late_is_dropped(cluster: PlayedCluster):
-    """Both leaders were asked from the same offset."""
+    """Hold the answer of the former leader, which was asked for the same offset as the new one."""
     cluster.append([b"a", b"b"])
     held, released = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""The producer against brokers whose leaders move, die, refuse and lose answers: each record once, in order."""
+"""Leaders move, die, refuse and lose answers, and the producer still stores each record once, in order."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ def test_each_request_goes_to_the_leader_of_all_its_partitions(cluster: PlayedCl
     assert all(request.never for request in produced)
     for number, partition in enumerate(cluster.topics["t"]):
         assert partition.values == [b"%d" % n for n in range(30) if n % 3 == number]
-    # Learned from the one address that was given, in one request.
+    # The producer learned this from the one given address, in one request.
     assert [(r.broker, r.query["topics"]) for r in cluster.asked("/metadata")] == [(1, "t")]
 
 
@@ -59,7 +59,7 @@ def test_a_partition_that_has_moved_is_refused_by_itself_and_sent_to_its_new_lea
 
 
 def test_a_request_is_divided_when_its_partitions_have_several_leaders_by_now(cluster: PlayedCluster):
-    """The answer is lost after the records are stored; both new leaders know the sequences."""
+    """Lose the answer after the records are stored; both new leaders know the sequences."""
     for partition in range(3):
         cluster.lead(1, partition=partition)
     lost = threading.Event()
@@ -86,7 +86,7 @@ def test_a_dead_leader_is_replaced_without_an_error(cluster: PlayedCluster):
         sending.send("t", b"a", partition=1).result(20)
         cluster.kill(2, elect=False)
         delivery = sending.send("t", b"b", partition=1)
-        # The others still believe in it: its session has not ended.
+        # The other brokers do not know that it is dead, because its session has not ended.
         time.sleep(0.2)
         assert not delivery.done()
         cluster.forget(2)
@@ -161,7 +161,7 @@ def test_a_leader_that_has_not_heard_of_the_topic_yet_is_asked_again(cluster: Pl
 
 
 def test_a_broker_that_has_started_and_has_heard_of_nothing_is_not_believed(cluster: PlayedCluster):
-    """It leads already, and it is the one that is asked for the metadata."""
+    """Elect the broker that the producer asks for metadata, before it is notified."""
     with producer(cluster) as sending:
         sending.send("t", b"a", partition=0).result(20)
         cluster.deaf = {1}
@@ -185,7 +185,7 @@ def test_a_topic_that_is_gone_is_an_error(cluster: PlayedCluster):
 
 
 def test_an_old_view_takes_no_leader_back(cluster: PlayedCluster):
-    """The broker that answers for the metadata lags behind the one that leads."""
+    """Answer metadata requests with a broker that is behind the leader."""
     with producer(cluster) as sending:
         sending.send("t", b"a", partition=0).result(20)
         cluster.lead(2)

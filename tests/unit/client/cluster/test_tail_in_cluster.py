@@ -1,4 +1,4 @@
-"""The tail of a DataFrame, read by the tasks of a query from the leaders of the partitions."""
+"""The tasks of a query read the tail of a DataFrame from the leaders of the partitions."""
 
 from collections.abc import Iterator
 

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def filled(store: str, topic: str) -> str:
-    """100 records in partition 0 and 50 in partition 2, a second apart."""
+    """Append 100 records to partition 0 and 50 to partition 2, a second apart."""
     for partition, count in ((0, 100), (2, 50)):
         values = [b"%d" % i for i in range(count)]
         post(store, topic, partition, values, keys=[b"k"] * count, timestamps_ms=[1_000 * i for i in range(count)])
@@ -50,7 +50,9 @@ def filled(store: str, topic: str) -> str:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A store to be restarted, at the same address. Its topic ``gaps`` is compacted: of offsets 0 to 9 it has three."""
+    """Yield a store that tests restart at the same address. Its topic ``gaps`` is compacted: three of offsets 0 to 9
+    are left.
+    """
     data = tmp_path_factory.mktemp("own") / "data"
     topic = KeyedTopic.create(data, "gaps", cleanup_policy="compact")
     rows = batch(0, [Record(b"k", b"%d" % i, i) for i in range(10)]).take(pa.array([2, 3, 7]))
@@ -68,7 +70,7 @@ def group() -> str:
 
 
 def read(consumer: Consumer, expected: dict[int, list[int]], **options) -> None:
-    """Poll until as many records have come as are ``expected``, offsets by partition, and find that they are these."""
+    """Poll as many records as are ``expected`` (offsets by partition), and check that they are these."""
     found: dict[int, list[int]] = {}
     while (missing := sum(map(len, expected.values())) - sum(map(len, found.values()))) > 0:
         records = consumer.poll(timeout_s=20, **options)
@@ -80,7 +82,7 @@ def read(consumer: Consumer, expected: dict[int, list[int]], **options) -> None:
 
 
 def read_nothing_until(consumer: Consumer, partition: TopicPartition, position: int) -> None:
-    """Poll until the position is there, and find that no record comes."""
+    """Poll until the position is reached, and check that no record comes."""
 
     def is_there() -> bool:
         assert consumer.poll(timeout_s=0.01) == []
@@ -204,7 +206,7 @@ def test_a_record_of_any_partition_ends_the_wait(store: str, topic: str):
             return len(consumer.assignment()) == 4
 
         eventually(has_all, "the partitions are not found")
-        # A record that comes before the positions are known would be skipped.
+        # A record that arrives before the positions are known would be skipped.
         assert [consumer.position(TopicPartition(topic, partition)) for partition in range(4)] == [0] * 4
         for partition in (3, 0, 2):
             later = threading.Timer(0.1, post, (store, topic, partition, [b"late"]))
@@ -213,9 +215,9 @@ def test_a_record_of_any_partition_ends_the_wait(store: str, topic: str):
             (record,) = consumer.poll(timeout_s=30)
             later.join()
             assert record.partition == partition
-            # Far below the wait of any one of them.
+            # This is far less than the wait of any partition.
             assert time.monotonic() - began < 10
-        # Nor is a seek kept waiting by what is waited for.
+        # A seek does not wait for the other partitions either.
         began = time.monotonic()
         consumer.seek(TopicPartition(topic, 3), 0)
         assert [record.offset for record in consumer.poll(timeout_s=30)] == [0]
@@ -292,7 +294,7 @@ def test_the_log_start_passes_the_position(store: str, filled: str, admin: Admin
 
 
 def test_gaps_of_compaction_are_stepped_over(own: ServerProcess):
-    """Also one at the end of history, with nothing behind it yet."""
+    """Leave gaps, one of them at the end of history with nothing behind it."""
     partition = TopicPartition("gaps", 0)
     with Consumer(own.url, auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
         consumer.assign([partition])
@@ -509,7 +511,7 @@ def test_auto_commit_is_of_earlier_polls_and_the_last_comes_with_close(store: st
     with Consumer(store, group_id=group, auto_offset_reset="earliest", auto_commit_interval_ms=0) as consumer:
         consumer.assign([partition])
         consumer.poll(10, timeout_s=20)
-        # What was handed out may not be done: nothing says so yet.
+        # The application may still be working on these records: only the next poll says that they are done.
         for _ in range(5):
             assert committed() in (None, 0)
         consumer.poll(10, timeout_s=20)
@@ -586,12 +588,12 @@ def _fail_over_a_record(store: str, group: str, partition: TopicPartition) -> No
         raise ZeroDivisionError
 
 
-def test_a_failed_auto_commit_is_told(store: str, filled: str, group: str, admin: Admin):
+def test_a_failed_auto_commit_is_reported(store: str, filled: str, group: str, admin: Admin):
     other = f"t-{uuid4().hex[:12]}"
     admin.create_topic(other, partitions=1)
     with Consumer(store, group_id=group, auto_offset_reset="earliest", auto_commit_interval_ms=0) as consumer:
         consumer.assign([TopicPartition(filled, 0), TopicPartition(other, 0)])
-        assert consumer.poll(10, timeout_s=30)  # once: the next poll commits, and that must fail
+        assert consumer.poll(10, timeout_s=30)  # only once, because the next poll commits, and that commit must fail
         consumer.pause([TopicPartition(other, 0)])
         admin.delete_topic(other)
         with pytest.raises(UnknownTopicError, match=other):
@@ -623,12 +625,12 @@ def test_prefetched_records_are_bounded(store: str, topic: str):
             if seen == 100:
                 eventually(lambda: held() > bound, "a slow program, and no more is fetched")
             most = max(most, held())
-    # One batch of the producer's may come on top.
+    # The limit may be exceeded by one of the producer's batches.
     assert bound < most <= 2 * bound + 55_000
 
 
 class HeldTransport(Transport):
-    """Keeps an answer that has come until it is released."""
+    """A transport that keeps an answer until the test releases it."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -663,7 +665,7 @@ def test_records_fetched_before_a_seek_a_pause_or_an_assign_are_dropped(store: s
 
 
 def test_seek_pause_and_assign_race_with_the_prefetch(store: str, topic: str):
-    """Whatever is under way, what comes next is what was asked for last."""
+    """Change positions during fetches: the next record is always the one that was requested last."""
     for partition in range(4):
         post(store, topic, partition, [b"%d" % i for i in range(1_000)])
     partitions = [TopicPartition(topic, partition) for partition in range(4)]
@@ -693,7 +695,7 @@ def test_seek_pause_and_assign_race_with_the_prefetch(store: str, topic: str):
 
 @pytest.mark.parametrize("chosen", ["subscribe", "assign"])
 def test_poll_keeps_to_its_time_while_the_store_has_not_answered_yet(chosen: str):
-    """Nothing listens, or what listens says nothing: only a close ends that."""
+    """Poll where nothing listens, and where the listener is silent: only closing the consumer ends these attempts."""
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as program:
         for port in (free_port(), silent.getsockname()[1]):
             consumer = Consumer(f"127.0.0.1:{port}", group_id="g")

@@ -1,4 +1,4 @@
-"""Members of a group, against a real store."""
+"""Members of a group use a real store."""
 
 import re
 import threading
@@ -36,7 +36,7 @@ SETTINGS = {
     "LOGSTORE_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "100",
 }
 CLASSIC = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 100}
-#: Options by the name that a test has for them.
+#: Options by the names that the tests have for them.
 PROTOCOLS = {
     "range": CLASSIC,
     "roundrobin": CLASSIC | {"partition_assignment_strategy": "roundrobin"},
@@ -59,7 +59,7 @@ def group() -> str:
 
 
 class Told(ConsumerRebalanceListener):
-    """Remembers what it was told."""
+    """A listener that remembers its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
@@ -75,7 +75,7 @@ class Told(ConsumerRebalanceListener):
 
 
 class Members:
-    """Consumers of one group, polled in turn by the test's own thread."""
+    """Consumers of one group, polled in turn by the test's thread."""
 
     def __init__(self, store: str, group: str, topics: list[str] | re.Pattern[str], options: dict) -> None:
         self._store, self._group, self._topics = store, group, topics
@@ -115,7 +115,7 @@ class Members:
         eventually(polled, what)
 
     def poll_until_shared(self, *shares: int, without: Consumer | None = None) -> None:
-        """Until the members have so many partitions each, in any order, and stay so for a while."""
+        """Poll until the members have these numbers of partitions, in any order, and keep them for a while."""
 
         def shared() -> bool:
             owned = [consumer.assignment() for consumer in self.all if consumer is not without]
@@ -205,7 +205,7 @@ def test_a_member_that_was_killed_is_replaced_after_its_session(members: Members
 
 
 def kill(consumer: Consumer) -> None:
-    """Nothing goes to the store any more, as if the process were gone."""
+    """Stop all requests to the store, as if the process were gone."""
     member = consumer._member
     assert member is not None
     member._stop()
@@ -228,7 +228,7 @@ def test_a_member_that_does_not_poll_leaves_and_learns_that_it_lost(members: Mem
 
 
 def test_a_zombie_is_fenced(members: Members, store: str, topic: str, protocol: str):
-    """A process that was stopped for longer than its session, and goes on where it was."""
+    """Stop a member for longer than its session, and let it continue where it was."""
     fill(store, topic)
     zombie = members.join(enable_auto_commit=False)
     members.join(enable_auto_commit=False)
@@ -236,7 +236,7 @@ def test_a_zombie_is_fenced(members: Members, store: str, topic: str, protocol: 
     its = sorted(zombie.assignment())
     member = zombie._member
     assert member is not None
-    with member._changed:  # its heartbeats stand still
+    with member._changed:  # this stops its heartbeats
         members.poll_until(lambda: len(members.all[1].assignment()) == 4, "nobody inherits", without=zombie)
     with pytest.raises(CommitFailedError, match="group has rebalanced"):
         zombie.commit({its[0]: 1})
@@ -246,7 +246,7 @@ def test_a_zombie_is_fenced(members: Members, store: str, topic: str, protocol: 
 
 
 def test_positions_are_committed_before_partitions_move(members: Members, store: str, topic: str, group: str):
-    """Auto commit is far away: what the second gets, it goes on with."""
+    """Move partitions long before the next auto commit: the second member continues where the first was."""
     members._options["auto_commit_interval_ms"] = 600_000
     fill(store, topic)
     members.join()
@@ -325,8 +325,8 @@ def test_close_does_not_wait_for_a_rebalance(store: str, group: str, topic: str,
         with Consumer(store, group_id=group, **PROTOCOLS[protocol]) as joining:
             joining.subscribe([topic])
             began = time.monotonic()
-            assert joining.poll(timeout_s=0.3) == []  # the other one does not poll, and so the rebalance waits
-            # Far below the 5 minutes that a rebalance waits.
+            assert joining.poll(timeout_s=0.3) == []  # the other member does not poll, so the rebalance waits
+            # This is far less than the 5 minutes that a rebalance waits.
             assert time.monotonic() - began < 20
             began = time.monotonic()
         assert time.monotonic() - began < 20
@@ -386,7 +386,7 @@ def test_without_a_group_all_that_matches_is_read(store: str, admin: Admin):
         eventually(lambda: (consumer.poll(timeout_s=0.05), len(consumer.assignment()) == 3)[1], "nothing new matches")
 
 
-def test_a_topic_that_is_not_there_is_told(members: Members, topic: str, store: str):
+def test_a_topic_that_is_not_there_is_reported(members: Members, topic: str, store: str):
     consumer = members.join()
     consumer.subscribe([f"absent-{topic}"])
     with pytest.raises(UnknownTopicError, match="absent"):
@@ -416,7 +416,9 @@ def test_a_static_member_finds_its_partitions_again(
 def test_a_static_member_gets_partitions_that_came_while_it_was_away(
     members: Members, topic: str, admin: Admin, protocol: str
 ):
-    """It leads, makes no assignment when it comes back, and nobody else looks for partitions."""
+    """Add partitions while the leader is away: it makes no assignment when it returns, and no other member looks for
+    them.
+    """
     members._options |= {"metadata_max_age_ms": 300}
     members._options |= {} if protocol == "consumer" else {"session_timeout_ms": 20_000}
     first = members.join(group_instance_id="one")
@@ -459,7 +461,7 @@ def test_what_the_group_refuses_is_raised(store: str, group: str, topic: str):
         with pytest.raises(InconsistentGroupProtocolError):
             refused(partition_assignment_strategy="sticky")
     with Consumer(store, group_id=f"{group}-2", group_protocol="consumer") as consumer:
-        consumer.subscribe(re.compile(r"(?=a).*"))  # Python's, and not RE2's
+        consumer.subscribe(re.compile(r"(?=a).*"))  # Python takes this, RE2 does not
         with pytest.raises(InvalidRegularExpressionError):
             eventually(lambda: consumer.poll(timeout_s=0.1) and None, "no error")
 

@@ -1,4 +1,4 @@
-"""Positions of a consumer, against a fetcher that only remembers what it was told."""
+"""Positions of a consumer, with a fetcher that only remembers its orders."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +22,7 @@ ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 class ToldFetcher:
-    """``reading``: the partitions that it was told to read, with offset and topic id."""
+    """A fetcher whose ``reading`` has the partitions that it has to read, with offset and topic id."""
 
     def __init__(self) -> None:
         self.reading: dict[TopicPartition, tuple[int, str]] = {}
@@ -104,7 +104,7 @@ def test_a_paused_partition_goes_on_after_what_was_handed_out(state: Subscriptio
     assert fetcher.reading == {ZERO: (6, "a"), ONE: (3, "a")}
 
 
-def test_a_topic_made_again_begins_anew_and_stays_paused(state: SubscriptionState, fetcher: ToldFetcher):
+def test_a_topic_made_again_begins_again_and_stays_paused(state: SubscriptionState, fetcher: ToldFetcher):
     state.assign({ZERO, ONE})
     state.place({ZERO: 5, ONE: 1}, {"orders": topic("a")})
     state.pause({ONE})

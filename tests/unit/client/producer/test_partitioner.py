@@ -23,7 +23,7 @@ def chosen(partitioner: Partitioner, keys: list[bytes | None], count: int, named
 
 
 def test_murmur2_is_kafkas():
-    # org.apache.kafka.common.utils.UtilsTest.testMurmur2: the hash, then Utils.toPositive and modulo.
+    # These are the hashes of org.apache.kafka.common.utils.UtilsTest.testMurmur2, before Utils.toPositive and modulo.
     hashes = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536, b"abc": 479470107}
     found = chosen(Partitioner("murmur2"), list(hashes), 1_000)
     assert found == [(value & 0x7FFFFFFF) % 1_000 for value in hashes.values()]

@@ -1,4 +1,4 @@
-"""The parts of a produce request, and the doubt about each."""
+"""The parts of a produce request, and whether the outcome of each is in doubt."""
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +61,7 @@ def test_partitions_by_themselves_are_counted_as_in_the_whole(kind: type[errors.
 
 
 @pytest.mark.parametrize("kind", [errors.InvalidRecordError, errors.RecordTooLargeError])
-def test_batches_of_a_partition_are_counted_anew_unless_they_may_be_stored(kind: type[errors.LogStoreError]):
+def test_batches_of_a_partition_are_counted_again_unless_they_may_be_stored(kind: type[errors.LogStoreError]):
     whole = request(1, 1)
     later, first = whole.halves(kind("no"), None)
     assert [first.batches, later.batches] == [[each] for each in whole.batches]

@@ -289,7 +289,7 @@ def test_partitions_that_a_new_topic_of_the_same_name_lacks_are_noticed(store: s
 
 
 def test_waiting_records_are_bounded_and_sending_blocks():
-    # Nobody listens there: nothing leaves the buffer.
+    # Nothing listens at this address, so nothing leaves the buffer.
     producer = Producer(NOBODY, buffer_memory=10_000, max_block_ms=200)
     for _ in range(10):
         producer.send("t", b"x" * 968)
@@ -488,7 +488,7 @@ def test_survives_kills_of_the_store_and_makes_a_topic_by_producing(tmp_path: Pa
         Producer(server.url, linger_ms=0, batch_size=2_000) as producer,
     ):
         deliveries = [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000)]
-        # In the middle of it.
+        # The kill comes after the first delivery, in the middle of the records.
         deliveries[0].result(30)
         server.kill()
         deliveries += [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000, 2_100)]

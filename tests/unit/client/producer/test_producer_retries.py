@@ -1,4 +1,4 @@
-"""A producer whose answers get lost, whose requests are refused, or whose sequence numbers do not fit."""
+"""A producer loses answers, gets refusals, or has sequence numbers that do not fit."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def proxy(store: str) -> Iterator[FaultyProxy]:
 
 
 def identity(seen: Seen) -> tuple[int, int, str]:
-    """Producer id, epoch and base sequences of a request."""
+    """Return the producer id, epoch and base sequences of a request."""
     names = ("Logstore-Producer-Id", "Logstore-Producer-Epoch", "Logstore-Base-Sequences")
     producer_id, epoch, sequences = (seen.headers[name] for name in names)
     return int(producer_id), int(epoch), sequences
@@ -87,7 +87,7 @@ def test_retries_are_counted(topic: str, proxy: FaultyProxy):
 
 
 @pytest.mark.long
-def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_anew(
+def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_again(
     store: str, topic: str, proxy: FaultyProxy
 ):
     options = {"linger_ms": 0, "request_timeout_ms": 6_000, "delivery_timeout_ms": 8_000, "retry_backoff_ms": 1}
@@ -109,7 +109,7 @@ def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_anew(
         (producer_id, epoch + 1, "0=0"),
         (producer_id, epoch + 1, "1=0"),
     ]
-    # The store had the record, though the producer was never told; nothing is there twice.
+    # The store had the record, though the producer never got the answer; no record is duplicated.
     assert values(store, topic) == {0: [0, 2, 3], 1: [1, 4]}
 
 
@@ -137,7 +137,7 @@ def test_an_error_that_will_not_go_away_surfaces_at_once(topic: str, proxy, stat
         assert producer.send(topic, "2", partition=0).result().offset == 0
         with pytest.raises(kind, match="as ordered"):
             producer.flush()
-    # If the store may have counted the first record, or expects another number, the old epoch cannot go on.
+    # If the store may have counted the first record, or expects another number, the producer needs a new epoch.
     fresh = kind in (
         errors.OutOfOrderSequenceError,
         errors.InvalidProducerEpochError,
@@ -159,7 +159,7 @@ def test_an_error_that_goes_away_is_not_seen(topic: str, proxy: FaultyProxy, sta
 
 
 def test_of_several_partitions_only_the_one_that_is_out_of_step_fails(store: str, topic: str, proxy: FaultyProxy):
-    # The whole, its first half; then of the second half the first partition.
+    # The store refuses the whole request, takes its first half, and refuses the first partition of its second half.
     proxy.refuse(409, 40911).pass_on().refuse(409, 40911).refuse(409, 40911)
     with Producer(proxy.url) as producer:
         delivery = producer.send_batch(topic, {"value": ["0", "1", "2", "3"], "partition": [0, 1, 2, 3]})
@@ -233,7 +233,7 @@ def test_a_partition_that_waits_for_an_answer_holds_up_no_other(
         eventually(lambda: proxy.seen)
         assert producer.send(topic, "2", partition=1).result(20).offset == 0
         behind = producer.send(topic, "1", partition=0)
-        # Sent after it, and stored: the one behind could have been sent.
+        # This later record is stored, so the record behind the slow one could have been sent as well.
         admin.create_topic(f"{topic}-other")
         assert producer.send(f"{topic}-other", "3").result(20).offset == 0
         assert not slow.done()
@@ -299,8 +299,8 @@ def test_batches_that_piled_up_for_a_partition_leave_together(store: str, topic:
 
 
 def test_an_invalid_record_costs_no_other_batch_its_own(store: str, topic: str, proxy: FaultyProxy):
-    # Joined, as there are so many. Refused are the whole, its first half, and of that the first batch; then the second
-    # half, but neither of its halves.
+    # The records are joined, because they are many. The store refuses the whole, its first half, and the first batch of
+    # that; then it refuses the second half, but takes both of its halves.
     proxy.hold().refuse(422, 42206, times=3).pass_on().refuse(422, 42206)
     with Producer(proxy.url) as producer:
         producer.send_batch(topic, {"value": ["0"], "partition": [0]})
@@ -329,7 +329,7 @@ def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy, monkeypatc
         eventually(lambda: proxy.seen)
         before = len(taken)
         other = producer.send(topic, "1", partition=1)
-        # The sender has looked for what may leave, and taken nothing.
+        # The sender has looked for batches that may leave, and taken none.
         eventually(lambda: taken[before:])
         assert taken[before:] == [0]
         assert len(proxy.seen) == 1

@@ -22,7 +22,7 @@ PARTITIONS = TopicPartitions("id", 3)
 
 
 def options(**other: Any) -> ProducerOptions:
-    """Options of ``Producer``, but nobody waits for memory."""
+    """Return options of ``Producer`` with which no call waits for memory."""
     defaults: dict[str, Any] = {
         "client_id": None,
         "acks": "all",
@@ -48,7 +48,7 @@ def options(**other: Any) -> ProducerOptions:
 
 
 def one_node() -> ClusterMetadata:
-    """What is known of one node, and before anything is known: any broker may be asked."""
+    """Return the metadata of one node, which is also that before anything is known: any broker may be asked."""
     return ClusterMetadata(Transport("127.0.0.1:1"))
 
 
@@ -60,7 +60,7 @@ def accumulator() -> RecordAccumulator:
 
 
 def queue_one(accumulator: RecordAccumulator, *, partition: int = 0) -> Delivery:
-    """A record of _RECORD bytes, in a batch that it opens."""
+    """Append a record of _RECORD bytes, in a batch that it opens."""
     accumulator.open("t", _RECORD)
     delivery = accumulator.append("t", b"v", None, check_extras(None, partition, None, None), _RECORD)
     assert delivery is not None
@@ -68,7 +68,7 @@ def queue_one(accumulator: RecordAccumulator, *, partition: int = 0) -> Delivery
 
 
 def parts_of(batch: ClosedBatch) -> list[ProducerBatch]:
-    """Its values as messages, a part for each partition."""
+    """Return the batch's values as messages, one part for each partition."""
     columns, named = batch.columns()
     assert named is not None
     parts = []
@@ -127,7 +127,7 @@ def test_batches_have_lingered_at_their_time_but_not_while_others_wait_before_th
 
 
 def part_ways(accumulator: RecordAccumulator, batch: ClosedBatch) -> list[list[int]]:
-    """Split ``batch``: the partitions of each request that leaves then."""
+    """Split ``batch``, and return the partitions of each request that leaves then."""
     assert accumulator.add_parts(batch, parts_of(batch))
     return [[part.partition for part in batches] for _, _, batches in accumulator.drain()]
 

@@ -1,4 +1,4 @@
-"""Several threads at one batch, step by step; the tests of ``Producer`` cover the rest of the sender."""
+"""Several threads work on one batch, step by step; the tests of ``Producer`` cover the rest of the sender."""
 
 import threading
 
@@ -22,7 +22,7 @@ def accumulator() -> RecordAccumulator:
 
 @pytest.fixture
 def sender(accumulator: RecordAccumulator) -> Sender:
-    # Nobody listens there.
+    # Nothing listens at this address.
     return Sender(accumulator, Transport("127.0.0.1:1"), one_node(), options())
 
 
@@ -36,7 +36,7 @@ def queue_one(accumulator: RecordAccumulator, partition: int) -> ClosedBatch:
 
 def test_a_batch_that_another_thread_has_begun_to_split_is_left_to_it(accumulator: RecordAccumulator, sender: Sender):
     batch = queue_one(accumulator, 0)
-    # A thread that asks for partitions was faster than the thread that closed the batch.
+    # The thread that asks for partitions was faster than the thread that closed the batch.
     assert accumulator.begin_asking("t")
     assert accumulator.next_unsplit("t") is batch
     sender.split(batch)

@@ -1,4 +1,4 @@
-"""Classic groups: the rules of JoinGroup, SyncGroup, Heartbeat, LeaveGroup and OffsetCommit, in Kafka's words."""
+"""Classic groups follow the rules of JoinGroup, SyncGroup, Heartbeat, LeaveGroup and OffsetCommit, in Kafka's words."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def is_error(error, cls) -> bool:
 
 
 def test_a_new_member_is_given_an_id_and_joins_again_with_it():
-    """KIP-394: a client that asks again and again does not fill the group with members."""
+    """Give an id first (KIP-394), so that a client that repeats its request does not fill the group with members."""
     group = GroupDriver()
     first = group.join()
     assert is_error(first.error, errors.MemberIdRequiredError)
@@ -49,7 +49,7 @@ def test_a_client_before_kip_394_joins_at_once():
 def test_the_first_rebalance_waits_for_more_members_up_to_the_rebalance_timeout():
     group = GroupDriver(config=GroupConfig(group_initial_rebalance_delay_ms=3_000))
     requests = [group.park_join(rebalance_timeout_ms=10_000)]
-    # A member in each window extends the delay: 3 + 3 + 3 seconds, then the 1 that is left of 10.
+    # A member in each window extends the delay: by 3 + 3 + 3 seconds, and then by the last of the 10.
     for _ in range(3):
         group.advance(2_900)
         requests.append(group.park_join(rebalance_timeout_ms=10_000))
@@ -129,7 +129,7 @@ def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
         group.park_join(instance_id=f"i{number}", protocols=large)
     group.park_join(instance_id="small")
     assert is_error(group.join(instance_id="large", protocols=large).error, errors.GroupMaxSizeReachedError)
-    # A member may come again with what it has, and without it there is room.
+    # A member may come again with the same metadata, and without it there is room.
     group.park_join(instance_id="i0", protocols=large)
     group.park_join(instance_id="i1")
     group.park_join(instance_id="large", protocols=large)
@@ -165,7 +165,7 @@ def test_what_a_leader_assigns_is_bounded():
 def test_a_member_that_brings_no_more_than_before_is_not_refused(monkeypatch):
     group = GroupDriver()
     members = group.stable("i0", "i1", None)
-    # As the record of an earlier release, which had no bound.
+    # This is the record of an earlier release, which had no limit.
     monkeypatch.setattr(classic_joins, "GROUP_BYTES_MAX", KIB)
     assert is_error(group.join(instance_id="i2").error, errors.GroupMaxSizeReachedError)
     again = group.join(instance_id="i0", new_member_id="another", client_host="elsewhere")
@@ -262,7 +262,7 @@ def test_the_generation_begins_without_an_offline_static_member_once_its_session
 
 
 def test_a_static_member_that_does_not_join_stays_until_its_session_ends():
-    """KIP-345: it is a member of the next generation without having joined it."""
+    """Keep the static member in the next generation, although it did not join (KIP-345)."""
     group = GroupDriver()
     static, dynamic = group.stable("i", None)
     request = group.park_join(dynamic, protocols=OTHER)
@@ -316,7 +316,7 @@ def test_a_client_that_asks_again_gets_the_answer_on_its_new_request():
 
 
 def test_a_new_member_that_has_gone_away_is_found_out():
-    """It cannot send heartbeats while it waits, and its session timeout does not count."""
+    """Remove a waiting member, which cannot send heartbeats and whose session timeout does not count."""
     group = GroupDriver()
     request = group.park_join(rebalance_timeout_ms=600_000)
     group.settle()
@@ -347,7 +347,7 @@ def test_followers_wait_for_the_leaders_assignment():
     answer = group.sync(leader, 1, assignments={leader: b"L", follower: b"F"})
     assert (answer.assignment, group.answer(parked).assignment) == (b"L", b"F")
     assert (answer.protocol_type, answer.protocol) == ("consumer", "range")
-    # The answer was lost: it is the same again.
+    # The answer was lost, and a retry gets the same one.
     assert group.sync(follower, 1).assignment == b"F"
 
 
@@ -521,7 +521,7 @@ def test_a_static_member_comes_back_with_a_new_id_and_nobody_rebalances():
 
 
 def test_a_static_member_without_its_id_is_unknown_and_not_fenced():
-    """librdkafka forgets its id when its session ends, and sends heartbeats until it may join again."""
+    """Answer librdkafka, which forgets its id when its session ends and sends heartbeats until it may join again."""
     group = GroupDriver()
     (static,) = group.stable("i")
     assert is_error(group.heartbeat("", 1, "i"), errors.UnknownMemberIdError)
@@ -532,7 +532,7 @@ def test_a_static_member_without_its_id_is_unknown_and_not_fenced():
 
 
 def test_a_static_leader_that_comes_back_skips_the_assignment():
-    """KIP-814; an older client is told the old leader's id, and so makes no assignment either."""
+    """Skip the assignment (KIP-814); an older client gets the old leader's id, so it makes no assignment either."""
     group = GroupDriver()
     leader, _ = group.stable("i", None)
     answer = group.join(instance_id="i")
@@ -630,7 +630,7 @@ def test_a_commit_keeps_the_session():
 # ---- records, restarts, deletion -------------------------------------------------------------------------------------
 
 
-def test_a_generation_is_recorded_before_it_is_told():
+def test_a_generation_is_recorded_before_it_is_answered():
     group = GroupDriver()
     request = group.park_join()
     group.settle()

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol (KIP-848): epochs, the target assignment, and how members get there."""
+"""Groups of the consumer protocol (KIP-848): epochs, the target assignment, and how members reach it."""
 
 import pytest
 
@@ -165,7 +165,7 @@ def test_a_member_that_brings_no_more_than_before_is_not_refused(monkeypatch):
     group = GroupDriver(t=1)
     assert group.beat("a", 0, instance_id="i").error is None
     assert group.beat("b", 0).error is None
-    # As the record of an earlier release, which had no bound.
+    # This is the record of an earlier release, which had no limit.
     monkeypatch.setattr(classic_joins, "GROUP_BYTES_MAX", KIB)
     assert is_error(group.beat("c", 0).error, errors.GroupMaxSizeReachedError)
     assert is_error(group.beat("b", 0, subscribed_topics={"t", "u"}).error, errors.GroupMaxSizeReachedError)
@@ -477,7 +477,7 @@ def test_an_empty_group_keeps_its_epoch_and_the_time_of_its_end():
     assert (described.state, described.generation, described.state_since_ms) == ("Empty", 2, group.now_ms - 1_000)
 
 
-def test_every_epoch_is_recorded_before_it_is_told():
+def test_every_epoch_is_recorded_before_it_is_answered():
     group = GroupDriver(t=2)
     for member, epoch, held in [("a", 0, []), ("b", 0, []), ("a", 1, all_of("t", 0, 1)), ("a", 1, all_of("t", 0))]:
         group.beat(member, epoch, owned=held)

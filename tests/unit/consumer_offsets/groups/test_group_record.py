@@ -1,4 +1,4 @@
-"""Records of groups: one spelling, and nothing of an offset's."""
+"""Records of groups have one spelling, and no field of an offset."""
 
 import uuid
 
@@ -61,7 +61,7 @@ def test_a_record_is_read_back(record):
 
 
 def test_the_key_is_spelt_in_one_way_for_both_kinds():
-    """Compaction and a change of kind leave one record of a group."""
+    """Use the same key, so that compaction and a change of kind leave one record of a group."""
     keys = {record.encoded()[0] for record in (GroupRecord("g", CLASSIC), GroupRecord("g", CONSUMER))}
     assert keys == {b'{"group":"g"}'}
     assert Tombstone("g").encoded() == (b'{"group":"g"}', None)

@@ -1,4 +1,4 @@
-"""Instances by their records: one spelling of the key, and starts that go with the commit of their partition."""
+"""Instances in their records: the key has one spelling, and a start position goes with the commit of its partition."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ VALUE = InstanceValue(
 
 
 def put(table: InstanceTable, id: str | None, value: InstanceValue | None) -> tuple[list[InstanceRecord], object]:
-    """The records that it appends, and its answer."""
+    """Return the appended records and the answer."""
     effects: list[Effect] = list(table.put(PutInstance(1, KEY, id, value)))
     (answer,) = (effect.response for effect in effects if isinstance(effect, Answer))
     return [effect.record for effect in effects if isinstance(effect, AppendRecord)], answer

@@ -1,4 +1,4 @@
-"""A group of both protocols: conversions of a live group, and classic members of a consumer group (KIP-848)."""
+"""Groups of both protocols: conversions of a live group, and classic members of a consumer group (KIP-848)."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def group_of(policy: str = "bidirectional", *, delay_ms: int = 0, max_size: int 
 
 
 def classic_pair(group: GroupDriver, *instance_ids: str | None) -> list[str]:
-    """Members of a stable classic group: the first has the first half of t, the second the other one."""
+    """Join members of a stable classic group: the first gets the first half of t, the second the other half."""
     ids = instance_ids or (None, None)
     joins = [group.park_join(instance_id=each, protocols=protocols()) for each in ids]
     group.settle()
@@ -119,7 +119,7 @@ def test_requests_that_wait_are_told_to_join_again_when_the_group_is_converted()
 
 
 def test_a_conversion_in_a_rebalance_leaves_members_what_they_say_they_have():
-    """Nothing is assigned in the new generation yet: a cooperative member reads on meanwhile."""
+    """Convert before the new generation has an assignment: a cooperative member continues to read meanwhile."""
     group = group_of()
     a, b = classic_pair(group)
     group.park_join(protocols=protocols())
@@ -269,7 +269,7 @@ def test_classic_members_follow_topics():
 
 
 def mixed(policy: str = "bidirectional") -> tuple[GroupDriver, str]:
-    """A stable group of a classic member, and of the consumer member c; in epoch 2."""
+    """Return a stable group of a classic member and the consumer member c, in epoch 2."""
     group = group_of(policy)
     group.beat("c", 0)
     member = group.join(requires_known_member_id=False, protocols=protocols()).member_id
@@ -372,7 +372,7 @@ def test_a_static_member_that_is_there_keeps_its_name_from_another_of_the_consum
 
 
 def test_the_last_static_member_of_the_consumer_protocol_is_replaced_in_a_rebalance():
-    """Others do not have what they are to have: the classic group begins with a rebalance."""
+    """Begin the classic group with a rebalance: the others do not have their target assignment yet."""
     group = group_of()
     group.beat("a", 0, instance_id="i")
     other = group.join(requires_known_member_id=False, protocols=protocols()).member_id

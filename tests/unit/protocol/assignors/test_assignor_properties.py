@@ -1,4 +1,4 @@
-"""What each assignor promises, for any group that evolves."""
+"""Properties that each assignor promises, for any group that evolves."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,7 @@ groups = equal_members | mixed_members
 
 @st.composite
 def any_claims(draw: st.DrawFn, members: st.SearchStrategy[Members] = groups) -> tuple[Partitions, Members]:
-    """A group whose members claim anything: what does not exist, what others claim, in any generation."""
+    """Draw a group whose members claim anything: nonexistent partitions, those of others, in any generation."""
     claims = st.lists(st.tuples(st.sampled_from([*TOPICS, "none"]), st.integers(-1, 8)), max_size=8).map(tuple)
     drawn = {
         name: MemberSubscription(member.topics, draw(claims), draw(st.integers(-1, 3)))
@@ -50,7 +50,7 @@ def wanted(partitions: Partitions, members: Members) -> set[TopicPartition]:
 
 
 def check(partitions: Partitions, members: Members, assignment: Mapping[str, list[TopicPartition]]) -> None:
-    """Every partition of a subscribed topic has one owner, who subscribes to it."""
+    """Check that every partition of a subscribed topic has one owner, which subscribes to the topic."""
     assert assignment.keys() == members.keys()
     assert owners(assignment).keys() == wanted(partitions, members)
     for name, assigned in assignment.items():
@@ -134,7 +134,7 @@ def test_a_member_that_joins_gets_its_share_and_nothing_else_moves(
 
 @st.composite
 def evolved(draw: st.DrawFn) -> tuple[Partitions, Members]:
-    """A group after an assignment by sticky, with partitions, subscriptions and members changed since."""
+    """Draw a group after an assignment by sticky, with later changes of partitions, subscriptions and members."""
     partitions, members = draw(partition_counts), draw(groups)
     members = next_round(members, StickyAssignor().assign(partitions, members), 1)
     changed = draw(st.dictionaries(st.sampled_from(sorted(members)), some_topics | st.none()))
@@ -155,7 +155,7 @@ def test_cooperative_gives_nothing_that_another_member_still_owns(group: tuple[P
     assigned = COOPERATIVE.assign(partitions, members)
     for partition, name in owners(assigned).items():
         assert held.get(partition, name) == name
-    # Without what is held back the assignment is that of sticky.
+    # Apart from the partitions that are held back, the assignment is that of sticky.
     sticky = owners(StickyAssignor().assign(partitions, members))
     given_up = {partition for partition, name in sticky.items() if held.get(partition, name) != name}
     assert owners(assigned) == {partition: name for partition, name in sticky.items() if partition not in given_up}
@@ -164,7 +164,7 @@ def test_cooperative_gives_nothing_that_another_member_still_owns(group: tuple[P
 @settings(max_examples=examples(500))
 @given(evolved())
 def test_cooperative_is_done_after_a_second_round(group: tuple[Partitions, Members]):
-    """With different subscriptions Kafka's own tests allow four rounds."""
+    """Assign twice; with different subscriptions Kafka's tests allow four rounds."""
     partitions, members = group
     equal = len({frozenset(member.topics) for member in members.values()}) <= 1
     first = COOPERATIVE.assign(partitions, members)

@@ -1,8 +1,10 @@
-"""Kafka 4.1.1's own assignments of random groups, round after round: members that come, go, subscribe to other topics,
-claim what another has or has had, and topics that get more partitions or are gone.
+"""Assignors give Kafka 4.1.1's assignments of random groups, round after round.
+
+Members come, go, subscribe to other topics, and claim what another has or has had; topics get more partitions or
+disappear.
 
 ``kafka-4.1.1.txt`` has two lines for each case. The first is the assignor, the numbers of partitions and the members
-(id, instance id, generation, topics, owned partitions); the second is what Kafka's class gave.
+(id, instance id, generation, topics, owned partitions); the second is the result of Kafka's class.
 """
 
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS, SERVER_ASSIGN
 from tests.support.assignments import assign, member
 
 CASES = (Path(__file__).parent / "kafka-4.1.1.txt").read_text().splitlines()
-#: Kafka gives these partitions in the order of a map.
+#: Kafka returns these partitions in the order of a map.
 UNORDERED = {"range", "sticky", "server-uniform", "server-range"}
 
 

@@ -1,4 +1,4 @@
-"""What a leader learns of a member, and what a member tells, for each assignor."""
+"""For each assignor, the metadata that a member sends and a leader reads."""
 
 import pytest
 

@@ -17,7 +17,7 @@ def test_a_member_that_leaves_leaves_the_others_what_they_have():
     first = assign(STICKY, counts, members)
     assert first == {"C0": "t0:0 t1:1 t3:0", "C1": "t0:1 t2:0 t3:1", "C2": "t1:0 t2:1"}
     rest = {name: member(" ".join(counts), first[name], 1) for name in ("C0", "C2")}
-    # As Kafka 4.1 answers; the documentation is of an older one.
+    # Kafka 4.1 answers this; the documentation describes an older version.
     assert in_order(assign(STICKY, counts, rest)) == {"C0": "t0:0 t0:1 t1:1 t3:0", "C2": "t1:0 t2:0 t2:1 t3:1"}
 
 
@@ -143,7 +143,7 @@ def test_three_claims_of_one_partition_with_different_subscriptions(generations:
 
 
 def test_an_owner_of_before_that_left_the_topic_does_not_get_it():
-    """Kafka's assignor gives it the partition, or fails with a NullPointerException."""
+    """Expect another result than Kafka, which gives the member the partition, or fails with a NullPointerException."""
     members = {
         "c1": member("t", "t:0 t:1 t:2 t:3", 4),
         "c2": member("t u", "u:0", 4),

@@ -1,4 +1,4 @@
-"""Kafka's UniformAssignor (KIP-848): the cases of its tests, as Kafka 4.1 answers them."""
+"""Kafka's UniformAssignor (KIP-848): the cases of its tests, with the answers of Kafka 4.1."""
 
 from logstore.protocol.assignors.uniform import UniformAssignor
 from tests.support.assignments import assign, in_order, member, owners, tps
@@ -94,7 +94,7 @@ def test_a_member_without_subscription_gets_nothing():
 
 
 def test_claims_that_cannot_be():
-    """The target assignment of a group has neither, but a topic can be made again with fewer partitions."""
+    """Pass claims that a target assignment cannot have, except after a topic is made again with fewer partitions."""
     members = {"A": member("t", "t:0 t:1 t:5"), "B": member("t", "t:1 u:0")}
     assert owners(UNIFORM.assign({"t": 2}, members)) == {("t", 0): "A", ("t", 1): "B"}
     assert assign(UNIFORM, {"t": 2}, {}) == {}

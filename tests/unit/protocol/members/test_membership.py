@@ -62,7 +62,7 @@ def synced(*numbers: int) -> SyncedGroup:
 
 
 def answer(member: Membership, kind: type, reply: object, now: float = 0.0) -> object:
-    """The member sends a request of the kind, which is answered, or fails."""
+    """Take the member's next request, which must be of the kind, and answer it or let it fail."""
     request = member.next(now)
     assert isinstance(request, kind), request
     if isinstance(reply, Exception):
@@ -73,7 +73,7 @@ def answer(member: Membership, kind: type, reply: object, now: float = 0.0) -> o
 
 
 def steps(member: Membership) -> list[Step]:
-    """All steps of a poll."""
+    """Return all steps of a poll."""
     found = []
     while (step := member.step()) is not None:
         found.append(step)
@@ -82,7 +82,7 @@ def steps(member: Membership) -> list[Step]:
 
 
 def stable(member: ClassicMember, generation: int, *numbers: int) -> None:
-    """From the beginning of a join to its end."""
+    """Take the member from the beginning of a join to its end."""
     assert steps(member) == []
     answer(member, JoinGroup, joined(generation))
     answer(member, SyncGroup, synced(*numbers))
@@ -264,8 +264,10 @@ def test_the_leader_assigns_and_notices_new_partitions(eager: ClassicMember):
 
 @pytest.mark.parametrize("counts", [{"t": 4}, {"t": 5}, {"t": 4, "former": 1}, None])
 def test_a_static_leader_that_comes_back_notices_partitions_that_came_meanwhile(counts: dict[str, int] | None):
-    """It makes no assignment, and the present one says by which numbers of partitions that was made; that of another
-    client does not.
+    """Rejoin as the leader: it makes no assignment, but the present one has the numbers of partitions for which it was
+    made.
+
+    An assignment of another client does not have them.
     """
     first, back = (ClassicMember(options("range", instance_id="static")) for _ in range(2))
     assert steps(first) == []
@@ -413,7 +415,7 @@ def test_a_target_that_comes_during_the_listener_is_taken_next(modern: ConsumerM
 
 
 def test_the_revocation_of_what_no_heartbeat_told_of_is_acknowledged(modern: ConsumerMember):
-    """Or the store waits for it until the rebalance timeout, and fences the member."""
+    """Send the owned partitions: otherwise the store waits until the rebalance timeout, and fences the member."""
     answer(modern, ConsumerHeartbeat, told(6, 0, 1, 2), 5)
     step = modern.step()
     assert step == Assigned(at(2))

@@ -1,4 +1,4 @@
-"""The expressions of --where: what they select, what is known of them, and how errors are told."""
+"""The expressions of --where: the records that they select, unknown values, and their errors."""
 
 import json
 from decimal import Decimal
@@ -33,7 +33,7 @@ from logstore.records.where.parser import COMPARISONS_MAX, LENGTH_MAX, parse_whe
 
 
 def batch_of(records):
-    """A batch of ``(key, value, timestamp)``, cut out of a larger one."""
+    """Return a batch of ``(key, value, timestamp)``, cut from a larger one."""
     keys, values, times = zip(*[(b"before", b'{"a":1}', 0), *records], strict=True)
     columns = [
         pa.array(range(len(keys)), pa.int64()),
@@ -134,7 +134,7 @@ def test_a_field_that_is_not_there_is_unknown_as_in_sql(value):
         "not ($.a == 1 or $.a == 2)",
     ):
         assert of_values(text, value) == [False], text
-    # What is known decides where unknown does not matter.
+    # A known operand decides where the unknown one does not matter.
     assert of_values("$.a == 1 or $.a == null", value) == [True]
     assert of_values("not ($.a == 1 and $.a != null)", value) == [True]
 

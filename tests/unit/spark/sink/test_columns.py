@@ -1,4 +1,4 @@
-"""Columns that are wrong or missing are named, with the types that they may have."""
+"""Errors name the columns that are wrong or missing, and the types that they may have."""
 
 import pytest
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType

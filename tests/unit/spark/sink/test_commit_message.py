@@ -1,4 +1,4 @@
-"""What tasks wrote, joined by partition."""
+"""The ranges that tasks wrote are joined by partition."""
 
 from logstore.spark.sink.commit_message import RecordsWritten, WrittenRange, joined
 

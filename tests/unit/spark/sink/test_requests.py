@@ -1,4 +1,4 @@
-"""Requests depend on the rows and their order alone: not on the batches in which Spark brings them."""
+"""Requests depend only on the rows and their order, not on the batches in which Spark sends them."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ from logstore.spark.sink import requests
 from logstore.spark.sink.columns import SinkColumns, record_bytes
 from logstore.spark.sink.requests import Request, Requests
 
-#: As Spark sends them: its own names of elements, and its own order of columns.
+#: Spark uses these names of elements, and this order of columns.
 SPARK_HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 SPARK_SCHEMA = pa.schema(
     [
@@ -59,7 +59,7 @@ def made(batches: list[pa.RecordBatch], topic: str = "", max_bytes: int = 200) -
 
 
 def cut(batch: pa.RecordBatch, ends: list[int]) -> list[pa.RecordBatch]:
-    """As Spark's batches come: each in buffers of its own."""
+    """Cut the rows into batches that have their own buffers, as Spark's batches do."""
     places = [0, *sorted(min(end, batch.num_rows) for end in ends), batch.num_rows]
     slices = [batch.slice(a, b - a) for a, b in pairwise(places)]
     return [pa.ipc.read_record_batch(part.serialize(), batch.schema) for part in slices]
@@ -76,7 +76,7 @@ def test_other_batches_of_the_same_rows_make_the_same_requests(rows, ends):
     for topic in "abc":
         mine = [request for request in whole if request.topic == topic]
         assert [request.number for request in mine] == list(range(len(mine)))
-        # What the store reads of them are the rows of the topic, in their order.
+        # The store reads from the requests the rows of the topic, in their order.
         decoded = [decode_arrow(bytes(r.body), max_message_bytes=MIB, max_request_size=MIB) for r in mine]
         found = [row for each in decoded for row in each.batch.to_pylist()]
         assert [(row["key"], row["value"]) for row in found] == [

@@ -1,4 +1,4 @@
-"""Options of the sink: taken, refused with the reason, or ignored with a line in the log."""
+"""Options of the sink are taken, refused with a reason, or ignored with a line in the log."""
 
 import pytest
 

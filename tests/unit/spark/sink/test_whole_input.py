@@ -1,4 +1,4 @@
-"""Rows that were cut off are told from whole ones by what follows them in the stream of PySpark's worker."""
+"""Rows that were cut off differ from whole ones in what follows them in the stream of PySpark's worker."""
 
 import os
 
@@ -8,7 +8,7 @@ from logstore.spark.sink.whole_input import RowsCutOffError, whole
 
 
 def main(infile):
-    """As ``pyspark.worker.main``, whose ``infile`` is at the end of the rows here."""
+    """Read the rows like ``pyspark.worker.main``, whose ``infile`` is at the end of the rows here."""
     return list(whole([1, 2]))
 
 

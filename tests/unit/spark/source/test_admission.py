@@ -1,4 +1,4 @@
-"""How much a batch takes, and when a trigger waits."""
+"""The size of a batch, and when a trigger waits."""
 
 from logstore.spark.source.admission import TriggerDelay, admitted
 from logstore.spark.source.unread import Unread
@@ -23,7 +23,7 @@ def test_a_trigger_waits_for_enough_offsets_or_the_delay():
     clock.advance(59_000)
     assert delay.holds(few)
     clock.advance(1_000)
-    # Without a batch the time goes on.
+    # The delay passes without a batch.
     assert not delay.holds(nothing)
     assert not delay.holds(few)
     assert delay.holds(few)

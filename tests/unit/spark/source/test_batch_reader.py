@@ -1,4 +1,4 @@
-"""A batch that was planned is read only as long as nobody has changed the records of its files."""
+"""A planned batch is read only while the records of its files have not changed."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.support.topics import joined, rewrite_files, roll
 
 @pytest.fixture
 def table(tmp_path):
-    """Two segments of ten records."""
+    """Create two segments of ten records."""
     made = create_table(tmp_path / "data" / "topics" / "t", num_partitions=1, config_overrides={})
     for base in (0, 10):
         roll(made, 0, base, base + 10)
@@ -20,7 +20,7 @@ def table(tmp_path):
 
 
 def planned(table):
-    """A reader of the table alone, and a function that reads the offsets of its plan."""
+    """Return a function that reads the offsets of a reader's plan, made from the table alone."""
     reader = BatchReader(parse_read_options({"storage": str(path_of(table).parents[1]), "subscribe": "t"}))
     parts = reader.partitions()
     return lambda: [o for part in parts for batch in reader.read(part) for o in batch.column("offset").to_pylist()]

@@ -1,4 +1,4 @@
-"""JSON forms of Spark's Kafka source: what is written is read back, and everything else is refused with an example."""
+"""JSON forms of Spark's Kafka source: written text is read back, and all other text is refused with an example."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ PARTITIONS = st.integers(0, 2**31 - 1)
 def test_offsets_come_back_as_they_were_written(offsets, topic_ids):
     ids = {topic: str(found) for topic, found in topic_ids.items()}
     if ids and any(topic == "topic_ids" for topic, _ in offsets):
-        return  # one of the two is lost: the text has the key once
+        return  # one of the two is lost, because the text has the key only once
     assert read_offsets(write_offsets(offsets, ids)) == (offsets, ids)
 
 

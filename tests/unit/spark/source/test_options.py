@@ -1,4 +1,4 @@
-"""Options of the source: what is taken, in which order they count, and the one line for each that is wrong."""
+"""Options of the source: which are taken, which take precedence, and the one line for each wrong one."""
 
 import logging
 import pickle
@@ -208,7 +208,7 @@ def test_a_time_for_all_counts_before_times_by_partition_and_these_before_offset
             {"startingOffsetsByTimestamp": '{"a":{"0":-1}}'},
             r'startingOffsetsByTimestamp: Expected e\.g\. \{"topicA": \{"0": 123456789',
         ),
-        # Lower in precedence, and wrong all the same.
+        # These are lower in precedence, but still an error.
         ({"startingTimestamp": "1", "startingOffsets": "x"}, "startingOffsets: Expected"),
         (
             {"startingOffsetsByTimestampStrategy": "earliest"},
@@ -299,7 +299,7 @@ def test_what_only_a_stream_takes_is_refused_in_a_batch_or_said_to_be_ignored(ca
         check_stream(options)
         with pytest.raises(LogStoreError, match=message):
             check_batch(options)
-    # A time wins, as in Spark's Kafka source.
+    # A time takes precedence, as in Spark's Kafka source.
     check_batch(parsed(startingOffsets="latest", startingTimestamp="1"))
     with pytest.raises(LogStoreError, match="option group is for streaming queries: a batch commits no offsets"):
         check_batch(parsed(group="g"))

@@ -1,4 +1,4 @@
-"""Slices cover every offset once, history to the sealed offset and the tail from it."""
+"""Slices cover every offset once: history to the sealed offset, and the tail from there."""
 
 import os
 import time
@@ -27,7 +27,7 @@ def file(first: int, end: int, size: int = 1000, times: tuple[int, int] = (0, 0)
 
 @st.composite
 def parts(draw):
-    """Histories of neighbouring files, and tails."""
+    """Draw histories of neighbouring files, and tails."""
     found = []
     for partition in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, 50))
@@ -73,7 +73,7 @@ def test_files_of_few_and_large_records_are_read_by_as_many_tasks_as_their_bytes
     slices = divide([Part(Slice("t", "id", 0, 0, 101_000, "table", ("f-0", "f-1000")), files)], None, None)
     assert [s.start for s in slices] == [0, 212, 425, 637, 850]
     assert slices[-1].files == ("f-0", "f-1000")
-    # Few records in a task, whatever they weigh.
+    # A task gets few records, however large they are.
     slices = divide([Part(Slice("t", "id", 0, 0, 101_000, "table", ("f-0", "f-1000")), files)], None, 40_000)
     assert [s.start for s in slices] == [0, 212, 425, 637, 850, 34_233, 67_616]
 
@@ -103,7 +103,7 @@ def test_a_store_that_is_gone_is_asked_for_as_long_as_the_options_say():
 
 
 class CountingPlanner(Planner):
-    """A planner of a table whose tail a store would serve; it counts how often it looks at the store and the table."""
+    """A planner of a table whose tail a store serves; it counts how often it looks at the store and the table."""
 
     looks = 0
 
@@ -114,7 +114,7 @@ class CountingPlanner(Planner):
 
 @pytest.fixture
 def table(tmp_path):
-    """Three segments of ten records."""
+    """Create three segments of ten records."""
     made = create_table(tmp_path / "data" / "topics" / "t", num_partitions=1, config_overrides={})
     for base in (0, 10, 20):
         roll(made, 0, base, base + 10)
@@ -126,7 +126,7 @@ def planner_of(table) -> CountingPlanner:
 
 
 def files_of(planner, table, start, end) -> list[str]:
-    """The files that the plan of a range names; each is in the newest version of the table."""
+    """Return the files in the plan of a range, after checking that the newest version of the table has them."""
     topic_id = str(table.snapshot().topic_id)
     files = [file for s in planner.slices([TopicRange("t", topic_id, 0, start, end)]) for file in s.files]
     assert set(files) <= table.snapshot().paths
@@ -150,7 +150,7 @@ def test_each_batch_of_a_query_that_is_behind_is_planned_by_the_newest_version(t
     files_of(planner, table, 10, 20)
     roll(table, 0, 30, 40)
     files_of(planner, table, 20, 25)
-    # No file of a range has been changed since, and the log may be old enough for a mark.
+    # No file of a range has changed, and the log may be old enough for a mark.
     log = path_of(table) / "_delta_log"
     os.utime(log, (time.time() - 60, time.time() - 60))
     files_of(planner, table, 20, 25)

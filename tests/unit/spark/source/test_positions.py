@@ -1,4 +1,4 @@
-"""Options become offsets of the topics that there are, checked against a plain model of a log."""
+"""Options become offsets of the existing topics, as in a plain model of a log."""
 
 import logging
 import re
@@ -28,7 +28,7 @@ def options(starting=None, ending=None, **more) -> ReadOptions:
 
 
 def times(found):
-    """A store that answers each time with the offset that is the time, up to what ``found`` has."""
+    """Return a store's answers: the offset for each time is the time itself, up to what ``found`` has."""
 
     def offsets_of_times(asked):
         return {key: time_ms if time_ms <= found[key] else None for key, time_ms in asked.items()}
@@ -96,7 +96,7 @@ def test_a_stream_takes_partitions_that_were_added_since_it_was_written_from_ear
                 asked = ReadOptions(subscription, "store:1", starting=given)
                 assert starting_offsets(asked, seen, times(LATESTS), streaming=True) == expected
     assert [record.args for record in caplog.records] == [("a-1",)] * 2 + [("a-1, b-0",)] * 2
-    # One below a named one was left out, and a topic or partition that is named by itself is not new.
+    # A partition below a named one was left out; a topic or partition that has its own name is not new.
     for by_partition, subscription, seen in [
         ({("a", 1): 1}, topics, TOPICS[:1]),
         (named, Subscription(topics=("a", "b")), TOPICS),
@@ -118,7 +118,7 @@ def test_a_time_without_a_record_is_an_error_or_the_latest_at_the_start_and_the_
     assert start(options(every, starting_timestamp_strategy="latest"), found) == expected
     assert ending_offsets(options(ending=every), TOPICS, found) == expected
     each = Timestamps(by_partition={("a", 0): 8, ("a", 1): 1, ("b", 0): 0})
-    # The log of b begins at 3: it has moved since the time was looked up.
+    # The log of b begins at 3, because retention ran after the time was looked up.
     assert start(options(each), found, streaming=True) == {("a", 0): 8, ("a", 1): 1, ("b", 0): 3}
 
 
@@ -173,7 +173,7 @@ def test_offsets_of_a_topic_that_was_made_again_are_data_loss(caplog):
 
 @given(st.data())
 def test_ranges_are_the_offsets_between_the_ends(data):
-    """The model: a partition's log is a list of (offset, time) with gaps; a range is a filter of it."""
+    """Compare with a model: a partition's log is a list of (offset, time) with gaps, and a range is a filter of it."""
     topics, logs = [], {}
     for partition in range(data.draw(st.integers(1, 3))):
         first, last = sorted(data.draw(st.tuples(st.integers(0, 9), st.integers(0, 9))))

@@ -1,4 +1,4 @@
-"""Filters narrow a batch to no less than the rows that match, and what is taken off Spark is exact."""
+"""Filters narrow a batch to no fewer than the matching rows, and filters that Spark no longer applies are exact."""
 
 import pickle
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ VALUES["offset"] = st.integers(-2, 45)
 
 @st.composite
 def filters(draw):
-    """A filter and its meaning: a function of a row."""
+    """Draw a filter and its meaning, which is a function of a row."""
     column = draw(st.sampled_from(COLUMNS))
     kind = draw(st.sampled_from([k for k in COMPARISONS if column == "topic" or k not in TEXTS]))
     value = draw(st.lists(VALUES[column], min_size=1, max_size=3).map(tuple) if kind is In else VALUES[column])

@@ -1,4 +1,4 @@
-"""A slice is read from files as they were planned, however the table was changed since."""
+"""A slice is read from its planned files, however the table has changed."""
 
 import shutil
 from dataclasses import replace
@@ -25,7 +25,7 @@ TOPIC = "flights"
 
 @pytest.fixture
 def table(tmp_path):
-    """Two partitions of three segments with ten records each."""
+    """Create two partitions of three segments with ten records each."""
     made = create_table(tmp_path / "topics" / TOPIC, num_partitions=2, config_overrides={})
     for partition in (0, 1):
         for base in (0, 10, 20):
@@ -95,7 +95,7 @@ def test_only_the_columns_of_the_options_are_read_from_files(options, table, mon
     names = list(few.columns)
     assert all(batch.schema == arrow_schema(few.columns) for batch in batches)
     assert pa.Table.from_batches(batches) == pa.Table.from_batches(whole).select(names)
-    # The constant columns need nothing but the number of records.
+    # The constant columns need only the number of records.
     asked.clear()
     number = replace(options, columns=("topic",))
     assert sum(batch.num_rows for part in plan(number) for batch in read_slice(part, number)) == 60
@@ -131,7 +131,7 @@ def test_retention_between_plan_and_read_is_data_loss(options, table):
 
 def test_retention_before_the_plan_is_data_loss_where_files_are_gone(options, table):
     for partition in (0, 1):
-        # The log starts within a file, and what retention left of a compacted partition is no gap.
+        # The log starts within a file, whose older records can still be read.
         files = table.snapshot().segments(partition)[:1]
         rewrite_files(table, partition, paths(files), (), data_change=True, log_start=15)
     with pytest.raises(DataLossError, match=r"partition 0: offsets 5 to 9 were removed by retention .*starts at 15"):
@@ -161,7 +161,7 @@ def test_records_that_another_writer_took_out_are_data_loss(options, table, capl
         plan(options, 0, 30)
     with pytest.raises(DataLossError, match="flights-0: offsets 3 to 24 are missing"):
         plan(options, 3, 25)
-    # The files of a plan from before may be gone.
+    # The files of an earlier plan may be gone.
     remove_files(table, slices)
     with pytest.raises(DataLossError, match=r"flights-0: offsets 3 to 24 are missing"):
         read(options, slices)
@@ -191,7 +191,7 @@ def test_a_topic_that_goes_between_the_choice_of_ranges_and_their_plan(options, 
 
 
 def test_a_range_beyond_the_table_is_data_loss_without_a_store(options, caplog):
-    """Another writer overwrote the commit of a roll that a batch of a stream was made of."""
+    """Plan past the table, as after another writer overwrote a roll's commit that a streaming batch needs."""
     with pytest.raises(DataLossError, match=r"partition 0: offsets 30 to 34 are no longer in the table, .* at 30"):
         plan(options, 25, 35)
     options = replace(options, fail_on_data_loss=False)

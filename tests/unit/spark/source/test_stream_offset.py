@@ -1,4 +1,4 @@
-"""The offsets of a streaming query as JSON in Spark's checkpoint."""
+"""The offsets of a streaming query are JSON in Spark's checkpoint."""
 
 import pytest
 

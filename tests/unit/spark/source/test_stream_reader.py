@@ -1,4 +1,4 @@
-"""A stream over a data root without a store, which is not always in sight."""
+"""A stream reads a data root without a store, which is not always reachable."""
 
 import shutil
 
@@ -16,7 +16,7 @@ from tests.support.topics import roll
 
 @pytest.fixture
 def data(tmp_path):
-    """Two topics with ten records each."""
+    """Create two topics with ten records each."""
     for topic in ("flights", "weather"):
         roll(create_table(tmp_path / "data/topics" / topic, num_partitions=1, config_overrides={}), 0, 0, 10)
     return tmp_path / "data"
@@ -66,7 +66,7 @@ def test_a_topic_that_goes_after_the_look_is_a_warning(data, caplog):
     shutil.rmtree(data / "topics/weather")
     query = reader(data)
     assert spans(query.partitions(start, end)) == [("flights", 0, 10)]
-    # After the plan.
+    # The files are gone after the plan.
     rows = [(part.topic, batch.num_rows) for part in slices for batch in query.read(part)]
     assert rows == [("flights", 10)]
     assert "topic weather, partition 0: a read up to offset 10 is gone with its topic (it was deleted)" in caplog.text

@@ -1,4 +1,4 @@
-"""Names of topics that a pattern matches, without the store's own."""
+"""Names of topics that a pattern matches, without the store's internal ones."""
 
 from pathlib import Path
 

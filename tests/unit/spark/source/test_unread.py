@@ -1,4 +1,4 @@
-"""What a query has to read and has lost: partitions and topics that come, go, or lose records."""
+"""Offsets that a query has to read or has lost: partitions and topics come, go, or lose records."""
 
 from logstore.spark.offset_ranges import LogBounds
 from logstore.spark.source.slices import TopicRange
@@ -8,7 +8,7 @@ from logstore.spark.source.unread import Unread, capped, latest, look, planned
 
 
 def topic(name: str, *bounds: tuple[int, int], id: str = "") -> SourceTopic:
-    """Partitions from 0 on, by log start and end; None leaves one out."""
+    """Return a topic with partitions from 0 on, by log start and end; None leaves one out."""
     return SourceTopic(name, id or f"id-{name}", tuple(LogBounds(p, *b) for p, b in enumerate(bounds) if b))
 
 
@@ -36,7 +36,7 @@ def test_retention_that_overtook_the_query_is_a_loss_and_reading_goes_on_at_the_
     assert found.unread == {("a", 0): Unread(8, 10), ("a", 1): Unread(8, 10)}
     [loss] = found.losses
     assert "topic a, partition 0: the query is at offset 3, and the log starts at 8: offsets 3 to 7 were" in loss
-    # All that was there is gone, and nothing came since.
+    # All records that existed are gone, and no new ones have come.
     assert look(at({("a", 0): 3}), [topic("a", (8, 8))]).unread == {("a", 0): Unread(8, 8)}
 
 
@@ -70,7 +70,7 @@ def test_what_is_out_of_sight_keeps_its_position_and_goes_on_there():
         ("c", 0): Unread(2, 2),
     }
     assert not back.losses
-    # A batch that was made while the topic was there has lost its records.
+    # A batch from the time of the topic has lost its records.
     assert len(planned(start, at({("b", 0): 9}, b="id-b"), there)[1]) == 4
 
 
@@ -100,7 +100,7 @@ def test_a_batch_that_is_repeated_after_its_records_went():
     assert ranges == [TopicRange("a", "id-a", 0, 6, 10)]
     assert len(losses) == 3
     assert planned(start, end, [topic("a", (15, 20)), topic("b", (0, 20), id="new")])[0] == []
-    # A batch whose end knows the new topic already.
+    # The batch's end knows the new topic.
     start, end = at({("b", 0): 7}, b="old"), at({("b", 0): 5}, b="new")
     ranges, losses = planned(start, end, [topic("b", (0, 20), id="new")])
     assert (ranges, len(losses)) == ([TopicRange("b", "new", 0, 0, 5)], 1)
@@ -109,8 +109,8 @@ def test_a_batch_that_is_repeated_after_its_records_went():
 def test_a_run_up_to_a_target_ends_there():
     target = [topic("a", (0, 10)), topic("c", (0, 9))]
     now = [topic("a", (2, 15), (3, 4)), topic("b", (0, 7)), topic("c", (1, 3), id="new")]
-    # A partition or topic that came since is known to the query, and nothing of it is read.
+    # The query knows a partition or topic that came later, and reads nothing of it.
     assert latest(capped(now, target)) == {("a", 0): 10, ("a", 1): 3, ("b", 0): 0, ("c", 0): 1}
-    # Retention has passed the target; the store shows less than the target.
+    # In one case retention has passed the target; in the other the store shows less than the target.
     assert latest(capped([topic("a", (12, 15))], target)) == {("a", 0): 12}
     assert latest(capped([topic("a", (0, 4))], target)) == {("a", 0): 4}
