@@ -24,7 +24,6 @@ from logstore.errors import (
     InvalidReplicationFactorError,
     LeaderNotAvailableError,
     NotControllerError,
-    NotLeaderOrFollowerError,
     UnknownTopicError,
 )
 from logstore.filesystem import FileSystem
@@ -390,7 +389,7 @@ async def test_a_registration_that_is_removed_by_hand_loses_no_record(stores: Cl
     await eventually_async(
         lambda: not any(stores.topic(one, "t").partitions[0].is_leader for one in stores.stores), "somebody leads"
     )
-    with pytest.raises(NotLeaderOrFollowerError):
+    with pytest.raises(LeaderNotAvailableError):
         await produce(leader, topic, [b"x"])
     assert await zookeeper.get(path) is None
     (problem,) = making.topics.problems.all(INTERNAL)
