@@ -139,7 +139,7 @@ def erase(data: Path, per_key: float) -> int:
 
     async def run() -> int:
         async with running_store(Settings(**wanted), Authorizer(), Quotas()) as store:
-            topic = store.broker.topic(INTERNAL, TOPIC)
+            topic = store.broker.topics.served.topic(INTERNAL, TOPIC)
             count = keys_in(topic.partitions[0].log_end_offset * PARTITIONS, per_key) * PARTITIONS
             keys = keys_of(np.linspace(0, count - 1, ERASED_KEYS).astype(np.int64)).to_pylist()
             with timed():

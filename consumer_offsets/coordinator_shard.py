@@ -24,7 +24,7 @@ import structlog
 
 from consumer_offsets.committed_offsets import NO_PRODUCER_ID
 from consumer_offsets.effects import AppendRecord, ArmTimer, CancelTimer, Effect, Record, Respond, TimerFired
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
 from logstore.errors import (
@@ -38,6 +38,7 @@ from logstore.errors import (
     RequestTimedOutError,
 )
 from logstore.limits import KIB
+from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.records.offset_record import wire_batch
 
@@ -237,7 +238,7 @@ class CoordinatorShard(Generic[M]):
         # The load reads to the end, not to the high watermark: only this shard appends, and it can wait for the records
         # between the two.
         while at < self._log.next_offset:
-            fetched = await self._broker.fetch(
+            fetched = await self._broker.fetch.partition(
                 INTERNAL,
                 self._topic,
                 self._partition,
@@ -435,7 +436,7 @@ class CoordinatorShard(Generic[M]):
         encoded = [record for append in appends for record in append.encoded]
         latest = dict(encoded)
         batch = wire_batch(list(latest.items()))
-        produced = await self._broker.produce(
+        produced = await self._broker.produce.records.produce(
             INTERNAL, self._topic, DecodedRecords(batch, None), partition=self._partition, timeout_ms=None
         )
         produced.require_stored()

@@ -15,10 +15,11 @@ from cachetools import LRUCache
 
 from consumer_offsets.groups.events import TopicDescription, TopicImage
 from consumer_offsets.groups_machine import TopicsChanged
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRegularExpressionError
 from logstore.limits import KIB
+from logstore.log.topic import Topic
 
 # Topics are made and deleted many at a time: groups are notified once.
 _TELL_AFTER_S = 0.1
@@ -56,11 +57,11 @@ class FollowedTopics:
 
     def start(self) -> None:
         self._broker.leadership_listeners.append(self._on_leadership)
-        self._broker.topic_deleted_listeners.append(self._on_deleted)
+        self._broker.topics.served.removals.listeners.append(self._on_deleted)
 
     def close(self) -> None:
         self._broker.leadership_listeners.remove(self._on_leadership)
-        self._broker.topic_deleted_listeners.remove(self._on_deleted)
+        self._broker.topics.served.removals.listeners.remove(self._on_deleted)
         if self._telling is not None:
             self._telling.cancel()
 
@@ -70,7 +71,7 @@ class FollowedTopics:
         if self._is_stale:
             image = {
                 topic.name: TopicDescription(topic.topic_id, len(topic.partitions))
-                for topic in self._broker.topics(INTERNAL)
+                for topic in self._broker.topics.served.all(INTERNAL)
             }
             self._version += 1
             for name in image.keys() ^ self._image.keys():

@@ -36,10 +36,10 @@ from consumer_offsets.offset_reset import ResetTarget, ResetTo, reset_offset
 from consumer_offsets.offsets import OffsetToCommit
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType, refusal
-from logstore.broker.broker import Broker, PartitionLog
-from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets, known_end
-from logstore.broker.topic_ids import require_topic_id
+from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL, Forwarding, RequestContext
+from logstore.broker.elsewhere.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets, known_end
+from logstore.broker.topics.ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
     GroupSubscribedToTopicError,
@@ -50,6 +50,7 @@ from logstore.errors import (
     OffsetOutOfRangeError,
 )
 from logstore.limits import OFFSET_METADATA_BYTES_MAX
+from logstore.log.partition_log import PartitionLog
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
 from logstore.protocol.members.identity import MemberIdentity
 from logstore.protocol.messages.groups import OffsetReset
@@ -140,14 +141,14 @@ class GroupCoordinator(GroupQueries):
         """Make sure that the topic of groups exists in a cluster, before the first request of a group, whose
         coordinator is not known earlier. Errors are left to the request.
         """
-        if self._shards.has_topic or self._broker.others is None:
+        if self._shards.has_topic or self._broker.elsewhere.is_alone:
             return
         with contextlib.suppress(LogStoreError):
             if self._broker.is_controller:
                 await self._shards.make_topic()
             elif not context.is_forwarded:
-                await self._broker.others.make_topic_of_groups(context, group)
-                await self._broker.until_known([OFFSETS_TOPIC])
+                await self._broker.elsewhere.make_topic_of_groups(context, group)
+                await self._broker.elsewhere.until_known([OFFSETS_TOPIC])
 
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class GroupCoordinator(GroupQueries):
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         names = list(dict.fromkeys(asked.topic for asked in offsets))
         permitted = set(self._authorizer.authorize(context, Operation.READ, ResourceType.TOPIC, names))
-        await self._broker.until_known(permitted)
+        await self._broker.elsewhere.until_known(permitted)
         outcomes: dict[TopicPartition, LogStoreError | None] = {}
         accepted: dict[TopicPartition, OffsetToCommit] = {}
         async for asked in in_steps(offsets):
@@ -326,8 +327,8 @@ class GroupCoordinator(GroupQueries):
     ) -> list[OffsetToCommit]:
         offsets = []
         for name, numbers in sorted(topics.items()):
-            topic = self._broker.topic(context, name, Operation.READ)
-            elsewhere = await self._broker.offsets_elsewhere(topic.partitions)
+            topic = self._broker.topics.served.topic(context, name, Operation.READ)
+            elsewhere = await self._broker.elsewhere.offsets(topic.partitions)
             for number in sorted(set(numbers)) or range(len(topic.partitions)):
                 log = topic.partition(number)
                 ends = PartitionOffsets.of(log, elsewhere)
@@ -346,12 +347,14 @@ class GroupCoordinator(GroupQueries):
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
-        await self._broker.until_known(asked.topic for asked in offsets)
+        await self._broker.elsewhere.until_known(asked.topic for asked in offsets)
         self._check_offsets(offsets, generation, NOTHING_ELSEWHERE if bounded else None)
         if not bounded:
             return None
-        logs = [self._broker.topic(INTERNAL, asked.topic).partition(asked.partition) for asked in offsets]
-        elsewhere = await self._broker.ends_in_doubt(zip(logs, (asked.offset for asked in offsets), strict=True))
+        logs = [self._broker.topics.served.topic(INTERNAL, asked.topic).partition(asked.partition) for asked in offsets]
+        elsewhere = await self._broker.elsewhere.ends_in_doubt(
+            zip(logs, (asked.offset for asked in offsets), strict=True)
+        )
         if elsewhere:
             self._check_offsets(offsets, generation, elsewhere)
         return elsewhere
@@ -394,7 +397,7 @@ class GroupCoordinator(GroupQueries):
         self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         names = list(dict.fromkeys(place.topic for place in places))
         permitted = set(self._authorizer.authorize(context, Operation.READ, ResourceType.TOPIC, names))
-        await self._broker.until_known(permitted)
+        await self._broker.elsewhere.until_known(permitted)
         self._known(group)
         outcomes: dict[TopicPartition, LogStoreError | None] = {}
         async for place in in_steps(places):
@@ -402,7 +405,7 @@ class GroupCoordinator(GroupQueries):
             try:
                 if place.topic not in permitted:
                     raise refusal(context, Operation.READ, ResourceType.TOPIC, place.topic)
-                self._broker.topic(INTERNAL, place.topic).partition(place.partition)
+                self._broker.topics.served.topic(INTERNAL, place.topic).partition(place.partition)
             except LogStoreError as error:
                 outcomes[place] = error
         shard = await self._shards.wait_for_shard(group, timeout_ms)
@@ -421,8 +424,9 @@ class GroupCoordinator(GroupQueries):
     ) -> dict[str, LogStoreError | None]:
         """Delete several groups, each as ``delete`` does. Return the error of each name, or None."""
         names = list(dict.fromkeys(groups))
-        elsewhere = self._elsewhere(context)
-        outcomes = {} if elsewhere is None else dict(await elsewhere.delete(context, names))
+        outcomes: dict[str, LogStoreError | None] = {}
+        if context.forwarding is Forwarding.ALLOWED:
+            outcomes.update(await self._elsewhere.delete(context, names))
         here = [name for name in names if name not in outcomes]
         # Groups are deleted in chunks, so that the event loop does other work in between.
         for at in range(0, len(here), _DELETED_AT_ONCE):
@@ -470,7 +474,7 @@ class GroupCoordinator(GroupQueries):
         """Return the partition's log and the commit to append. Raises what ``commit`` raises about topics and
         partitions.
         """
-        topic = self._broker.topic(INTERNAL, asked.topic)
+        topic = self._broker.topics.served.topic(INTERNAL, asked.topic)
         require_topic_id(topic, asked.topic_id)
         log = topic.partition(asked.partition)
         log.require_served()

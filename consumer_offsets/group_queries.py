@@ -8,16 +8,16 @@ name of a group or topic.
 import asyncio
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_shards import GroupShards
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
+from consumer_offsets.groups_elsewhere import GroupsElsewhere
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, FetchResult, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, Forwarding, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
+from logstore.broker.elsewhere.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import (
     CoordinatorLoadInProgressError,
     LogStoreError,
@@ -28,12 +28,11 @@ from logstore.errors import (
     UnstableOffsetCommitError,
 )
 from logstore.limits import FETCH_BYTES_MAX, SHOWN_NAME_LENGTH_MAX
+from logstore.log.log_reader import FetchResult
+from logstore.log.topic import Topic
 from logstore.protocol.messages.groups import GroupListing, GroupListings, GroupOffset
 from logstore.records.log_batches import int64_values
 from logstore.records.offset_record import NO_GENERATION, OffsetCommit
-
-if TYPE_CHECKING:  # A single node does not need this module.
-    from consumer_offsets.groups_elsewhere import GroupsElsewhere
 
 #: The partitions in a page of groups, and those between two turns of the event loop.
 _PAGE_PARTITIONS = 100_000
@@ -69,6 +68,7 @@ class GroupQueries:
         self._broker = broker
         self._authorizer = broker.authorizer
         self._shards = shards
+        self._elsewhere = GroupsElsewhere(broker.elsewhere)
 
     def groups(self, context: RequestContext) -> list[str]:
         """Return the names of the groups with members or committed offsets that the principal may describe, sorted."""
@@ -76,25 +76,18 @@ class GroupQueries:
 
     async def all_groups(self, context: RequestContext) -> list[str]:
         """Return ``groups`` of all brokers. Raises CoordinatorNotAvailableError."""
-        elsewhere = self._elsewhere(context)
-        return sorted([*self.groups(context), *(await elsewhere.names(context) if elsewhere else ())])
+        elsewhere = await self._elsewhere.names(context) if context.forwarding is Forwarding.ALLOWED else ()
+        return sorted([*self.groups(context), *elsewhere])
 
     async def list_all_groups(
         self, context: RequestContext, *, after: str | None = None, limit: int, states: Collection[str] | None = None
     ) -> GroupListings:
         """Return ``list_groups`` of all brokers. Raises CoordinatorNotAvailableError."""
         here = await self.list_groups(context, after=after, limit=limit, states=states)
-        if (elsewhere := self._elsewhere(context)) is None:
-            return here
-        return _merged([here, *await elsewhere.listings(context, after=after, limit=limit, states=states)], limit)
-
-    def _elsewhere(self, context: RequestContext) -> "GroupsElsewhere | None":
-        """Return the groups of other brokers; None on a single node, and for a request that another broker has sent."""
-        if self._broker.others is None or context.forwarding is not Forwarding.ALLOWED:
-            return None
-        from consumer_offsets.groups_elsewhere import GroupsElsewhere
-
-        return GroupsElsewhere(self._broker.others)
+        if context.forwarding is not Forwarding.ALLOWED:
+            return here  # another broker asks all of them
+        elsewhere = await self._elsewhere.listings(context, after=after, limit=limit, states=states)
+        return _merged([here, *elsewhere], limit) if elsewhere else here
 
     async def list_groups(
         self, context: RequestContext, *, after: str | None = None, limit: int, states: Container[str] | None = None
@@ -104,7 +97,7 @@ class GroupQueries:
         """
         found: list[GroupListing] = []
         looked_at, rest = 0, 0
-        elsewhere = await self._offsets_elsewhere([topic.name for topic in self._broker.topics(INTERNAL)])
+        elsewhere = await self._offsets_elsewhere([topic.name for topic in self._broker.topics.served.all(INTERNAL)])
         for name in self._names(after):
             # No page ends with the group whose name is empty: nothing could come after it in a query.
             if after and (len(found) >= limit or looked_at + rest > _PAGE_PARTITIONS):
@@ -185,7 +178,7 @@ class GroupQueries:
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         if topic is not None:
-            self._broker.topic(context, topic)
+            self._broker.topics.served.topic(context, topic)
         if require_stable:
             for pending in self._shards.get_machine(group).offsets.pending(group):
                 if topic in (None, pending.topic):
@@ -234,7 +227,9 @@ class GroupQueries:
         if topic is None or not lag.lag:
             return replace(lag, records_behind=0)
         try:
-            count = await self._broker.count_records(context, topic, lag.partition, _begin(lag), lag.high_watermark)
+            count = await self._broker.fetch.count_records(
+                context, topic, lag.partition, _begin(lag), lag.high_watermark
+            )
         except LogStoreError:
             return lag  # A segment is damaged: its readers get the reason.
         return replace(lag, records_behind=count)
@@ -246,7 +241,7 @@ class GroupQueries:
         wanted = [FetchPartition(lag.topic, lag.partition, _begin(lag)) for lag in lags]
         limits = FetchLimits(FETCH_BYTES_MAX, 1, 0, 0)
         try:
-            fetched = await self._broker.fetch_records(context.answered_here(), wanted, limits)
+            fetched = await self._broker.fetch.records(context.answered_here(), wanted, limits)
         except LogStoreError:
             return [None] * len(lags)  # The request is over a quota: the lag in records is known all the same.
         fetched.reservation.release()
@@ -258,7 +253,7 @@ class GroupQueries:
 
     async def _offsets_elsewhere(self, topics: Iterable[str]) -> OffsetsElsewhere:
         served = [topic for name in topics if (topic := self._served(name)) is not None]
-        return await self._broker.offsets_elsewhere([log for topic in served for log in topic.partitions])
+        return await self._broker.elsewhere.offsets([log for topic in served for log in topic.partitions])
 
     def describe(self, context: RequestContext, group: str) -> GroupDescription:
         """Return the group and its members. Raises GroupAuthorizationError, UnknownGroupError, and what ``committed``
@@ -272,7 +267,9 @@ class GroupQueries:
 
     def _names(self, after: str | None = None) -> list[str]:
         """Return the groups with members or committed offsets whose name comes ``after``, sorted."""
-        topic_ids = {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
+        topic_ids = {
+            topic.name: str(topic.topic_id) for topic in self._broker.topics.served.all(INTERNAL, include_internal=True)
+        }
         machines = self._shards.machines()
         names = (each for machine in machines for each in {*machine.offsets.current(topic_ids), *machine.groups()})
         return sorted(name for name in names if after is None or name > after)
@@ -322,7 +319,7 @@ class GroupQueries:
 
     def _served(self, name: str) -> Topic | None:
         try:
-            return self._broker.topic(INTERNAL, name)
+            return self._broker.topics.served.topic(INTERNAL, name)
         except (UnknownTopicError, QuarantinedError):
             return None
 

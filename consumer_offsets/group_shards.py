@@ -9,7 +9,7 @@ import structlog
 
 from consumer_offsets.coordinator_shard import CoordinatorShard
 from consumer_offsets.groups_machine import GroupsMachine
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
 from logstore.errors import (
@@ -24,6 +24,7 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.limits import SHOWN_NAME_LENGTH_MAX
+from logstore.log.topic import Topic
 from logstore.names import GROUP_NAME_BYTES_MAX, is_group_name
 from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC
@@ -70,9 +71,9 @@ class GroupShards:
         """
         self._broker.leadership_listeners.append(self._on_leadership)
         try:
-            topic = self._broker.topic(INTERNAL, OFFSETS_TOPIC)
+            topic = self._broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC)
         except UnknownTopicError:
-            if self._broker.settings.zookeeper_connect is not None:
+            if not self._broker.elsewhere.is_alone:
                 self._making = asyncio.create_task(self._make_topic())
             return
         except LeaderNotAvailableError:
@@ -86,7 +87,7 @@ class GroupShards:
         for partition_log in topic.partitions:
             self._on_leadership(topic, partition_log.partition)
             shard = self._shards.get(partition_log.partition)
-            state = self._broker.partition_state(INTERNAL, topic, partition_log.partition)
+            state = self._broker.topics.leaders.partition_state(INTERNAL, topic, partition_log.partition)
             if shard is not None and len(state.replicas) == 1:
                 await shard.until_settled(_LOAD_TIMEOUT_MS)
 
@@ -121,7 +122,7 @@ class GroupShards:
     async def make_topic(self) -> None:
         """Make the topic of groups unless it exists. Raises what ``Broker.internal_topic`` raises."""
         settings = self._broker.settings
-        await self._broker.internal_topic(
+        await self._broker.topics.changes.internal(
             INTERNAL,
             OFFSETS_TOPIC,
             partitions=settings.offsets_topic_num_partitions,
@@ -153,7 +154,7 @@ class GroupShards:
         if self._topic is None:
             return -1
         partition = partition_for(group, len(self._topic.partitions))
-        return self._broker.partition_state(INTERNAL, self._topic, partition).leader
+        return self._broker.topics.leaders.partition_state(INTERNAL, self._topic, partition).leader
 
     def active(self) -> list[GroupShard]:
         """Return the shards that take requests."""

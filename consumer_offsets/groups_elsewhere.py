@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from logstore.broker.context import RequestContext
-from logstore.broker.other_brokers import OtherBrokers
+from logstore.broker.elsewhere.nobody import Elsewhere
 from logstore.errors import CoordinatorNotAvailableError, LogStoreError, PeerUnavailableError
 from logstore.protocol.error_codes import error_of
 from logstore.protocol.messages.base import ErrorBody
@@ -20,8 +20,8 @@ _OK: Final = 200
 
 
 class GroupsElsewhere:
-    def __init__(self, others: OtherBrokers) -> None:
-        self._others = others
+    def __init__(self, elsewhere: Elsewhere) -> None:
+        self._elsewhere = elsewhere
 
     async def names(self, context: RequestContext) -> list[str]:
         """Return the names of all groups that the principal may describe. Raises CoordinatorNotAvailableError."""
@@ -43,11 +43,11 @@ class GroupsElsewhere:
         by_broker: dict[int, list[str]] = {}
         for group in groups:
             try:
-                coordinator = self._others.router.group_coordinator(group)
+                coordinator = self._elsewhere.router.group_coordinator(group)
             except CoordinatorNotAvailableError as error:
                 outcomes[group] = error
                 continue
-            if coordinator is not None and coordinator != self._others.router.broker_id:
+            if coordinator is not None and coordinator != self._elsewhere.router.broker_id:
                 by_broker.setdefault(coordinator, []).append(group)
 
         async def ask(broker_id: int, names: Sequence[str]) -> None:
@@ -64,14 +64,14 @@ class GroupsElsewhere:
         return outcomes
 
     async def _ask_all(self, context: RequestContext, target: str, kind: type[T]) -> list[T]:
-        brokers = self._others.router.other_brokers
+        brokers = self._elsewhere.router.other_brokers
         return await asyncio.gather(*(self._ask(context, one, "GET", target, kind) for one in brokers))
 
     async def _ask(
         self, context: RequestContext, broker_id: int, method: str, target: str, kind: type[T], body: bytes = b""
     ) -> T:
         try:
-            answer = await self._others.http.ask(broker_id, method, target, context.encode(), body=body)
+            answer = await self._elsewhere.ask(broker_id, method, target, context, body)
         except PeerUnavailableError as error:
             raise CoordinatorNotAvailableError(
                 f"Broker {broker_id} coordinates groups, and does not answer: {error.message}. Try again soon."

@@ -18,8 +18,8 @@ from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.group import Group, refusal
 from consumer_offsets.groups.group_record import decode_group_record
-from consumer_offsets.instances.instance_record import decode_instance
-from consumer_offsets.instances.instance_table import InstanceTable, PutInstance
+from consumer_offsets.groups.instance_record import decode_instance
+from consumer_offsets.groups.instance_table import InstanceTable, PutInstance
 from logstore.errors import CorruptionError, LogStoreError, ThrottledError, UnknownInstanceError
 from logstore.limits import ALL_GROUPS_BYTES_MAX, GROUP_MEMBERS_PENDING_MAX
 from logstore.records.offset_record import (

@@ -15,10 +15,11 @@ import structlog
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_shards import GroupShard, GroupShards
 from consumer_offsets.groups_machine import DeleteOffsets, ExpireOffsets
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
 from logstore.errors import LogStoreError
+from logstore.log.topic import Topic
 from logstore.records.offset_record import OffsetCommit
 
 log = structlog.stdlib.get_logger(__name__)
@@ -41,11 +42,11 @@ class OffsetCleanup:
     async def start(self) -> None:
         """Delete what a crash left behind, and follow deletions of topics and the clock."""
         await self._delete_orphans()
-        self._broker.topic_deleted_listeners.append(self._on_topic_deleted)
+        self._broker.topics.served.removals.listeners.append(self._on_topic_deleted)
         self._expiring = asyncio.create_task(self._expire_again_and_again())
 
     async def close(self) -> None:
-        self._broker.topic_deleted_listeners.remove(self._on_topic_deleted)
+        self._broker.topics.served.removals.listeners.remove(self._on_topic_deleted)
         assert self._expiring is not None
         self._expiring.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -90,11 +91,11 @@ class OffsetCleanup:
 
     async def _delete_orphans(self) -> None:
         """Delete offsets of topics whose deletion a crash cut short. Offsets of a missing topic stay."""
-        existing = {t.name: str(t.topic_id) for t in self._broker.topics(INTERNAL, include_internal=True)}
+        existing = {t.name: str(t.topic_id) for t in self._broker.topics.served.all(INTERNAL, include_internal=True)}
 
         def is_orphan(place: TopicPartition, commit: OffsetCommit) -> bool:
             made_again = existing.get(place.topic, commit.topic_id) != commit.topic_id
-            return made_again or self._broker.was_deleted(INTERNAL, UUID(commit.topic_id))
+            return made_again or self._broker.topics.served.was_deleted(INTERNAL, UUID(commit.topic_id))
 
         for shard in self._shards.active():
             offsets = shard.machine.offsets

@@ -6,10 +6,12 @@ Invariant: an offset that is found here is in [log start, high watermark] of its
 from dataclasses import dataclass
 from enum import StrEnum
 
-from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.partition_offsets import PartitionOffsets
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
 from logstore.errors import InvalidRequestError, OffsetOutOfRangeError
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
 
 
 class ResetTo(StrEnum):
@@ -65,7 +67,7 @@ async def reset_offset(
                 )
             return target.value
         case ResetTo.TIMESTAMP:
-            found = await broker.offset_for_timestamp(INTERNAL, topic, log.partition, target.value)
+            found = await broker.fetch.offset_for_timestamp(INTERNAL, topic, log.partition, target.value)
             return end if found is None else found[0]
         case ResetTo.SHIFT:
             if committed is None:

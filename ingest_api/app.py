@@ -28,7 +28,7 @@ from ingest_api.state import ApiState
 from logstore import __version__
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.settings import Settings

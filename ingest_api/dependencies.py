@@ -24,10 +24,12 @@ from ingest_api.parameters import broker_number, partition_number, shown
 from ingest_api.routes import operation_of
 from ingest_api.state import ApiState, api_state
 from ingest_api.topic_ids import topic_to_read
-from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
 from logstore.errors import UnknownClusterError
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
 
 
 def _member_group(name: str) -> str:
@@ -105,11 +107,11 @@ ClusterBroker = Annotated[Broker, Depends(_broker_of_cluster)]
 
 
 async def _topic(request: Request, context: Context, broker: StoreBroker, name: TopicName) -> Topic:
-    return broker.topic(context, name, operation_of(request))
+    return broker.topics.served.topic(context, name, operation_of(request))
 
 
 async def _topic_in_cluster(request: Request, context: Context, broker: ClusterBroker, name: TopicName) -> Topic:
-    return broker.topic(context, name, operation_of(request))
+    return broker.topics.served.topic(context, name, operation_of(request))
 
 
 async def _identified_topic(request: Request, context: Context, broker: StoreBroker, _: TopicName) -> Topic:

@@ -21,7 +21,7 @@ from ingest_api.errors import http_error, shown_message
 from ingest_api.event_position import Offsets, Partitions, position_around
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError, ThrottledError
 from logstore.limits import KIB
 from logstore.log.isolation import Isolation
@@ -103,7 +103,7 @@ async def read_chunks(
     wanted = [FetchPartition(one.topic, one.partition, offset, one.topic_id) for one, offset in named]
     limits = FetchLimits(_READ_BYTES, _READ_BYTES, 1, max_wait_ms, fill=False, isolation=reading.isolation)
     try:
-        fetched = await broker.fetch_records(context, wanted, limits, copies=_COPIES)
+        fetched = await broker.fetch.records(context, wanted, limits, copies=_COPIES)
     # There is no room for the response, or a quota is exceeded: the client waits, and the stream continues.
     except ThrottledError as error:
         await asyncio.sleep(min(error.retry_after_s, 1))
@@ -165,7 +165,7 @@ def _events(
     if reading.form is Form.BINARY:
         rows = binary_rows(run, topic, partition)
     else:
-        string_keys = broker.topic(INTERNAL, topic).config.string_keys
+        string_keys = broker.topics.served.topic(INTERNAL, topic).config.string_keys
         rows = readable_rows(run, topic, partition, string_keys=string_keys)
     return encode_events(rows, [offset + 1 for offset in run.column("offset").to_pylist()], around)
 

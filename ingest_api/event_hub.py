@@ -15,11 +15,12 @@ import structlog
 
 from ingest_api.event_chunks import Chunk, Reading, read_chunks
 from ingest_api.event_position import Offsets, StreamPartition
-from logstore.broker.broker import Broker, PartitionLog
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.topic_ids import require_topic_id
+from logstore.broker.topics.ids import require_topic_id
 from logstore.errors import LogStoreError, ThrottledError
 from logstore.limits import FETCH_WAIT_MS_MAX, MIB
+from logstore.log.partition_log import PartitionLog
 from logstore.observability import EVENT_STREAMS, THROTTLED
 
 log = structlog.stdlib.get_logger(__name__)
@@ -82,7 +83,7 @@ class EventHub:
 
     def log_of(self, partition: StreamPartition) -> PartitionLog:
         """Return the log of a partition. Raises UnknownTopicError, UnknownTopicIdError, UnknownPartitionError."""
-        topic = self.broker.topic(INTERNAL, partition.topic)
+        topic = self.broker.topics.served.topic(INTERNAL, partition.topic)
         require_topic_id(topic, partition.topic_id)
         return topic.partition(partition.partition)
 

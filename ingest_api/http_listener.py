@@ -46,8 +46,7 @@ class HttpListener:
             log.warning("listener.few_open_files", reason=shortage)
         self._settings = settings
         self._app = create_app(settings, authorizer, quotas)
-        #: Returns the number of connections of other listeners, which ``max.connections`` also counts.
-        self.other_connections: Callable[[], int] = lambda: 0
+        self._other_connections: Callable[[], int] = lambda: 0
         limits = ConnectionLimits.of(
             settings,
             max_connections=connections_within(settings.max_connections, files),
@@ -95,7 +94,11 @@ class HttpListener:
         return len(self._server.server_state.connections)
 
     def _count_others(self) -> int:
-        return self.other_connections()  # The callback is set later.
+        return self._other_connections()
+
+    def count_also(self, other_connections: Callable[[], int]) -> None:
+        """Count the connections of another listener as well for ``max.connections``."""
+        self._other_connections = other_connections
 
     async def until_stopping(self) -> None:
         """Wait until no more connections are accepted."""

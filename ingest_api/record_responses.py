@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from ingest_api.errors import http_error, shown_message
 from logstore.broker.admission import Reservation
-from logstore.broker.batcher import RecordPlaces
-from logstore.broker.broker import ProduceResult
-from logstore.broker.produce_result import NO_OFFSET
+from logstore.broker.produce.batcher import RecordPlaces
+from logstore.broker.produce.result import NO_OFFSET, ProduceResult
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 

@@ -21,7 +21,7 @@ from ingest_api.guard import REQUEST_ID, HeaderPairs
 from ingest_api.request_log import STREAM
 from ingest_api.routes import FoundRoute
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Router, Target
+from logstore.broker.elsewhere.forwarding import Router, Target
 from logstore.errors import PeerUnavailableError, RequestTimedOutError
 from logstore.observability import RELAYED_REQUESTS
 from logstore.protocol.headers import RELAYED_CONTEXT

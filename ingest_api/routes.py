@@ -23,7 +23,7 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 
 # A path may have 64 KiB, so the cache holds at most this many times that.
 _PATHS_CACHED: Final = 256

@@ -27,8 +27,8 @@ from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
-from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces, ToColumns
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces, ToColumns
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig
@@ -140,7 +140,7 @@ class ShortRequests:
             return False
         try:
             # INTERNAL is enough, because the client learns nothing here: its permission is checked below.
-            topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
+            topic = state.broker.topics.served.topic(INTERNAL, head.found.path_parameters["topic"])
             records = decode_small(topic, head.partition, body)
             if records is None:
                 return False
@@ -153,7 +153,7 @@ class ShortRequests:
         try:
             # The guard comes last, so that a request that is left to the application is checked and counted only there.
             context = self._guard.admit(arrival, head.found)
-            state.broker.begin_produce_small(
+            state.broker.produce.batcher.begin(
                 context,
                 topic,
                 records,

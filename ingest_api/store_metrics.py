@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore import __version__
-from logstore.broker.broker import Broker, PartitionLog
-from logstore.broker.cluster import PartitionCounts
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
+from logstore.broker.topics.leaders import PartitionCounts
 from logstore.errors import UnknownGroupError
+from logstore.log.partition_log import PartitionLog
 
 SERIES_MAX: Final = 1_000
 ALL: Final = "(all)"
@@ -82,8 +83,8 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
     led, all_of_them, replicas = PartitionCounts(), PartitionCounts(), 0
     lagging: dict[int, Sequence[float]] = {}
     now = broker.clock.monotonic()
-    for topic in broker.topics(context, include_internal=True):
-        for state in broker.partition_states(context, topic):
+    for topic in broker.topics.served.all(context, include_internal=True):
+        for state in broker.topics.leaders.partition_states(context, topic):
             all_of_them.add(topic, state)
             replicas += broker.broker_id in state.replicas
             if state.leader == broker.broker_id:
@@ -98,8 +99,8 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
             looked_at = 0
             await asyncio.sleep(0)
     lags: list[tuple[str, list[_Row]]] = []
-    every_log = [log for topic in broker.topics(context, include_internal=True) for log in topic.partitions]
-    elsewhere = await broker.offsets_elsewhere(every_log)
+    every_log = [log for topic in broker.topics.served.all(context, include_internal=True) for log in topic.partitions]
+    elsewhere = await broker.elsewhere.offsets(every_log)
     for group in groups.groups(context):
         with contextlib.suppress(UnknownGroupError):  # The group may be deleted meanwhile.
             found = groups.lag(context, group, elsewhere)
@@ -109,7 +110,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
         if looked_at >= _STEP:
             looked_at = 0
             await asyncio.sleep(0)
-    problems = broker.problems(context)
+    problems = broker.topics.problems.all(context)
     is_controller = broker.controller_id == broker.broker_id
     single = (
         ("logstore_active_controller_count", "1 at the broker that decides who leads, else 0.", "", is_controller),

@@ -6,9 +6,10 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from logstore.broker.authorizer import Operation
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
-from logstore.broker.topic_ids import require_topic_id, topic_id_text
+from logstore.broker.topics.ids import require_topic_id, topic_id_text
+from logstore.log.topic import Topic
 
 TOPIC_ID: Final = "Logstore-Topic-Id"
 TOPIC_ID_HEADER: Final = TOPIC_ID.lower().encode()
@@ -39,7 +40,7 @@ def topic_to_read(context: RequestContext, request: Request, broker: Broker, ope
 
     Raises TopicAuthorizationError, UnknownTopicError, UnknownTopicIdError.
     """
-    topic = broker.topic(context, request.path_params["topic"], operation)
+    topic = broker.topics.served.topic(context, request.path_params["topic"], operation)
     request.scope[_IN_SCOPE] = topic_id_text(topic.topic_id)
     for topic_id in topic_ids_of(request):
         require_topic_id(topic, topic_id)
@@ -54,7 +55,7 @@ async def topic_to_consume(context: RequestContext, request: Request, broker: Br
     """
     if topic_ids_of(request):
         return topic_to_read(context, request, broker, Operation.READ)
-    topic = await broker.find_or_create_topic(context, request.path_params["topic"], Operation.READ, partition)
+    topic = await broker.topics.changes.find_or_create(context, request.path_params["topic"], Operation.READ, partition)
     request.scope[_IN_SCOPE] = topic_id_text(topic.topic_id)
     return topic
 

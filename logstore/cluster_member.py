@@ -9,14 +9,14 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.http_listener import HttpListener
 from ingest_api.relay import Relay
 from logstore.broker.broker import Broker
-from logstore.broker.other_brokers import OtherBrokers
+from logstore.broker.elsewhere.nobody import Links
+from logstore.broker.elsewhere.peer_handlers import PeerHandlers
 from logstore.clock import Clock
 from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.zookeeper_cluster_state import ZooKeeperClusterState
 from logstore.errors import InvalidConfigError
 from logstore.filesystem import FileSystem
 from logstore.replication.fetch_session import FetchHandler
-from logstore.replication.peer_connection import PeerConnection
 from logstore.replication.peer_http import PeerHttp
 from logstore.replication.peer_listener import PeerListener
 from logstore.replication.peer_network import PeerNetwork
@@ -49,6 +49,7 @@ class ClusterMember:
         self._listener = PeerListener(self.coordinator, options)
         self._peers = Peers(self.coordinator, options, self._address_of)
         self._http = PeerHttp(self._peers.open_http)
+        self.links = Links(self._peers.connect, self._peers, self._http)
 
     def _address_of(self, broker_id: int) -> str | None:
         broker = self.coordinator.view.brokers.get(broker_id)
@@ -66,28 +67,27 @@ class ClusterMember:
             ) from error
         self.coordinator.registration.advertise(self._listener.address)
 
-    async def connect(self, broker_id: int) -> PeerConnection:
-        """Open a separate connection to another broker. Raises PeerUnavailableError."""
-        return await self._peers.connect(broker_id)
-
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
         """Serve clients and other brokers, and forward the requests that other brokers must answer."""
-        others = self.answer_brokers(broker)
-        self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
-        listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))
+        self.answer_brokers(broker)
+        self._listener.relay(lambda session: listener.relayed_protocol(session.broker_id))
+        listener.open(broker, groups, lambda stopping: Relay(broker.elsewhere.router, self._http, stopping))
 
-    def answer_brokers(self, broker: Broker) -> OtherBrokers:
+    def answer_brokers(self, broker: Broker) -> None:
         """Serve other brokers from now on, except for requests that they relay over HTTP."""
-        others = broker.join_cluster(self._peers, self._http)
         fetches = FetchHandler(broker.fetch_session)
-        handlers = others.handlers
+        discovery = broker.elsewhere.discovery
+        handlers = PeerHandlers(
+            broker.produce.records, broker.topics.served, discovery, broker.admission, broker.authorizer
+        )
         # These are plain functions, so that only the handlers themselves hold the body of a request.
-        self._listener.handlers |= {
-            MessageType.FETCH: fetches.fetch,
-            MessageType.APPEND: lambda _, message: handlers.append(message.body),
-            MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
-        }
-        return others
+        self._listener.handlers.update(
+            {
+                MessageType.FETCH: fetches.fetch,
+                MessageType.APPEND: lambda _, message: handlers.append(message.body),
+                MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
+            }
+        )
 
     async def stop(self) -> None:
         self._http.close()

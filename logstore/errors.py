@@ -71,7 +71,10 @@ class InvalidRecordError(InvalidRequestError):
     """
 
     kafka_name, kafka_code = "INVALID_RECORD", 87
-    refused: RefusedRecords | None = None
+
+    def __init__(self, message: str, refused: RefusedRecords | None = None) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class InvalidRecordBatchError(InvalidRecordError):

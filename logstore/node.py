@@ -123,7 +123,7 @@ async def running_store(
             quotas,
             clock=clock,
             filesystem=filesystem,
-            connect=None if member is None else member.connect,
+            links=None if member is None else member.links,
         )
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker, clock=clock))
@@ -295,7 +295,7 @@ async def _kafka_clients(
         return
     kafka_store = KafkaStore(settings, store.broker, store.groups, store.coordinator, advertised)
     kafka = KafkaListener(kafka_store, lambda: http.connection_count)
-    http.other_connections = lambda: kafka.connection_count
+    http.count_also(lambda: kafka.connection_count)
     await kafka.open(listening)
     try:
         yield

@@ -19,20 +19,19 @@ import structlog
 
 from consumer_offsets.followed_topics import compiled
 from consumer_offsets.group_shards import GroupShard
+from consumer_offsets.groups.instance_record import Assigned, InstanceValue, Start, Subscriber
 from consumer_offsets.instances.instance_group import HEARTBEAT_INTERVAL_S, InstanceGroup
 from consumer_offsets.instances.instance_home import InstanceHome, Polled
 from consumer_offsets.instances.instance_member import InstanceMember
 from consumer_offsets.instances.instance_positions import InstancePositions
 from consumer_offsets.instances.instance_reader import InstanceReader
-from consumer_offsets.instances.instance_record import Assigned, InstanceValue, Start, Subscriber
 from consumer_offsets.instances.instance_starts import InstanceStarts, Position
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.fetching import Gone
-from logstore.broker.partition_offsets import PartitionOffsets
-from logstore.broker.topic_ids import require_topic_id, topic_id_text
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
+from logstore.broker.fetch.fetching import Gone
+from logstore.broker.topics.ids import require_topic_id, topic_id_text
 from logstore.errors import (
     IllegalStateError,
     InvalidTopicError,
@@ -44,6 +43,7 @@ from logstore.errors import (
 )
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.log.log_reader import require_in_range
+from logstore.log.partition_log import PartitionLog
 from logstore.names import is_legal_name
 from logstore.protocol.members.identity import TopicPartition
 from logstore.records.offset_record import InstanceKey, OffsetCommit
@@ -203,11 +203,11 @@ class ConsumerInstance:
     async def _create_topic(self, context: RequestContext, name: str) -> None:
         """Create a topic that is subscribed to, if the store creates topics; otherwise it may appear later."""
         try:
-            is_there = self._broker.find_topic(context, name, Operation.READ) is not None
+            is_there = self._broker.topics.changes.find(context, name, Operation.READ) is not None
         except (UnknownTopicError, QuarantinedError, LeaderNotAvailableError):
             return
         if not is_there:
-            await self._broker.find_or_create_topic(context.answered_here(), name, Operation.READ)
+            await self._broker.topics.changes.find_or_create(context.answered_here(), name, Operation.READ)
 
     async def unsubscribe(self) -> None:
         """End the subscription, or the assignment; do nothing if there is none."""
@@ -238,7 +238,7 @@ class ConsumerInstance:
             assigned = []
             here = context.answered_here()
             for name, partition in wanted:
-                topic = await self._broker.find_or_create_topic(here, name, Operation.READ, partition)
+                topic = await self._broker.topics.changes.find_or_create(here, name, Operation.READ, partition)
                 topic.partition(partition)
                 assigned.append(Assigned(name, partition, topic_id_text(topic.topic_id)))
             ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}
@@ -273,8 +273,10 @@ class ConsumerInstance:
             without: dict[TopicPartition, PartitionLog] = {}
             for at, time in times.items():
                 partition_log = self._log(context, at)
-                topic = self._broker.topic(context, at.topic, Operation.READ)
-                first = await self._broker.offset_for_timestamp(context.answered_here(), topic, at.partition, time)
+                topic = self._broker.topics.served.topic(context, at.topic, Operation.READ)
+                first = await self._broker.fetch.offset_for_timestamp(
+                    context.answered_here(), topic, at.partition, time
+                )
                 if first is None:
                     without[at] = partition_log
                 else:
@@ -310,7 +312,7 @@ class ConsumerInstance:
 
     def _log(self, context: RequestContext, at: TopicPartition) -> PartitionLog:
         """Return the log of a partition that is held."""
-        topic = self._broker.topic(context, at.topic, Operation.READ)
+        topic = self._broker.topics.served.topic(context, at.topic, Operation.READ)
         found = topic.partition(at.partition)
         held = self._positions.get(at)
         if held is None:
@@ -344,7 +346,7 @@ class ConsumerInstance:
             is_free = not value.is_subscribed and value.assigned is None
             asked = []
             for one in offsets:
-                self._broker.topic(context, one.topic, Operation.READ).partition(one.partition)
+                self._broker.topics.served.topic(context, one.topic, Operation.READ).partition(one.partition)
                 at = TopicPartition(one.topic, one.partition)
                 held = self._positions.get(at)
                 if held is None and not is_free:
@@ -362,7 +364,7 @@ class ConsumerInstance:
         self.require_there()
         wanted = list(partitions)
         for at in wanted:
-            self._broker.topic(context, at.topic).partition(at.partition)
+            self._broker.topics.served.topic(context, at.topic).partition(at.partition)
         commits = self._home.commits(self.key.group)
         return {at: commits[at] for at in wanted if at in commits}
 
@@ -520,7 +522,7 @@ class ConsumerInstance:
                 if held is not None and held.offset != offset:
                     with suppress(LogStoreError):
                         logs[at] = self._log(INTERNAL, at)
-            elsewhere = await self._broker.offsets_elsewhere(list(logs.values()))
+            elsewhere = await self._broker.elsewhere.offsets(list(logs.values()))
             moved: dict[TopicPartition, tuple[PartitionLog, int]] = {}
             for at, partition_log in logs.items():
                 ends = PartitionOffsets.of(partition_log, elsewhere)

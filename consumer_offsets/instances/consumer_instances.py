@@ -9,10 +9,10 @@ from typing import Final
 import structlog
 
 from consumer_offsets.group_shards import GroupShard, GroupShards, answered, check_group_name
+from consumer_offsets.groups.instance_record import InstanceConfig, InstanceValue
+from consumer_offsets.groups.instance_table import PutInstance, unknown_instance
 from consumer_offsets.instances.consumer_instance import ConsumerInstance
 from consumer_offsets.instances.instance_home import InstanceHome
-from consumer_offsets.instances.instance_record import InstanceConfig, InstanceValue
-from consumer_offsets.instances.instance_table import PutInstance, unknown_instance
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.entropy import new_uuid

@@ -14,10 +14,10 @@ import structlog
 
 from consumer_offsets.group_shards import GroupShard
 from consumer_offsets.groups import events
+from consumer_offsets.groups.instance_record import InstanceValue
 from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.instances.instance_member import InstanceMember, new_membership, regex_of, resumed_membership
 from consumer_offsets.instances.instance_positions import InstancePositions
-from consumer_offsets.instances.instance_record import InstanceValue
 from consumer_offsets.instances.instance_starts import InstanceStarts
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.backoff import backoffs

@@ -5,13 +5,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from consumer_offsets.groups.instance_record import InstanceConfig
 from consumer_offsets.instances.instance_home import Polled, PolledPartition
 from consumer_offsets.instances.instance_positions import InstancePositions
-from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.instances.instance_starts import Position
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition, Gone
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition, Gone
 from logstore.errors import LogStoreError
 from logstore.log.isolation import Isolation
 from logstore.protocol.members.identity import TopicPartition
@@ -72,7 +72,7 @@ class InstanceReader:
             isolation=Isolation(config.isolation),
         )
         wanted = [FetchPartition(*at, position.offset, position.topic_id) for at, position in positions]
-        fetched = await self._broker.fetch_records(context.answered_here(), wanted, limits, interrupted, copies=2.5)
+        fetched = await self._broker.fetch.records(context.answered_here(), wanted, limits, interrupted, copies=2.5)
         try:
             partitions, moved, num_bytes = [], [], 0
             failure: LogStoreError | None = None
@@ -84,7 +84,7 @@ class InstanceReader:
                 moved.append((at, position, answer.next_offset, bool(answer.count)))
                 num_bytes += answer.num_bytes
                 if answer.count:
-                    string_keys = self._broker.topic(INTERNAL, at.topic).config.string_keys
+                    string_keys = self._broker.topics.served.topic(INTERNAL, at.topic).config.string_keys
                     partitions.append(PolledPartition(*at, answer.records, string_keys))
             if failure is not None and not partitions:
                 raise failure

@@ -9,15 +9,15 @@ from typing import Final
 import msgspec
 
 from consumer_offsets.group_shards import GroupShard, answered
+from consumer_offsets.groups.instance_record import InstanceValue, Start
+from consumer_offsets.groups.instance_table import PutInstance
 from consumer_offsets.instances.instance_home import InstanceHome
-from consumer_offsets.instances.instance_record import InstanceValue, Start
-from consumer_offsets.instances.instance_table import PutInstance
-from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL
-from logstore.broker.partition_offsets import PartitionOffsets
-from logstore.broker.topic_ids import require_topic_id, topic_id_text
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
+from logstore.broker.topics.ids import require_topic_id, topic_id_text
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.log.isolation import Isolation
+from logstore.log.partition_log import PartitionLog
 from logstore.protocol.members.identity import TopicPartition
 from logstore.records.offset_record import InstanceKey
 
@@ -92,7 +92,7 @@ class InstanceStarts:
     def topic_id(self, at: TopicPartition) -> str | None:
         """Return the id of the topic if it has the partition now."""
         try:
-            topic = self._broker.topic(INTERNAL, at.topic)
+            topic = self._broker.topics.served.topic(INTERNAL, at.topic)
         except LogStoreError:
             return None
         return topic_id_text(topic.topic_id) if at.partition < len(topic.partitions) else None
@@ -139,7 +139,7 @@ class InstanceStarts:
         last: dict[TopicPartition, PartitionLog] = {}
         for at, topic_id in wanted.items():
             try:
-                topic = self._broker.topic(INTERNAL, at.topic)
+                topic = self._broker.topics.served.topic(INTERNAL, at.topic)
                 require_topic_id(topic, topic_id)
                 partition_log = topic.partition(at.partition)
             except LogStoreError:
@@ -157,7 +157,7 @@ class InstanceStarts:
         """Return the offsets where readers stop now, as the leaders report. Raises LeaderNotAvailableError if one does
         not.
         """
-        elsewhere = await self._broker.offsets_elsewhere(list(logs.values()))
+        elsewhere = await self._broker.elsewhere.offsets(list(logs.values()))
         isolation = Isolation(self.value.config.isolation)
         ends = {}
         for at, partition_log in logs.items():

@@ -14,10 +14,10 @@ from ingest_api.operations import refusals
 from ingest_api.routers.links import page_size, store_url
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import PartitionState, Topic
-from logstore.broker.cluster import PartitionCounts, is_under_min_isr
-from logstore.broker.forwarding import Target
-from logstore.cluster.cluster_state import ElectionType
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.topics.leaders import PartitionCounts, is_under_min_isr
+from logstore.cluster.cluster_state import ElectionType, PartitionState
+from logstore.log.topic import Topic
 from logstore.protocol.messages.cluster import (
     BrokerDescription,
     ClusterDescription,
@@ -43,8 +43,8 @@ async def describe_cluster(request: Request, context: Context, broker: StoreBrok
     """
     counts, replicas, leaders = PartitionCounts(), Counter[int](), Counter[int]()
     looked_at = 0
-    for topic in broker.topics(context, include_internal=True):
-        for state in broker.partition_states(context, topic):
+    for topic in broker.topics.served.all(context, include_internal=True):
+        for state in broker.topics.leaders.partition_states(context, topic):
             counts.add(topic, state)
             replicas.update(state.replicas)
             leaders[state.leader] += 1
@@ -79,12 +79,14 @@ async def list_partitions(
 ) -> PartitionReplicasList:
     """Leaders and replicas of partitions of all topics, internal ones too: whole topics, a page at a time."""
     size, found, following = page_size(query), list[PartitionReplicas](), None
-    topics = [one for one in broker.topics(context, include_internal=True) if one.name > (query.page_token or "")]
+    topics = [
+        one for one in broker.topics.served.all(context, include_internal=True) if one.name > (query.page_token or "")
+    ]
     looked_at = 0
     for at, topic in enumerate(topics):
         found += [
             _partition(topic, number, state)
-            for number, state in enumerate(broker.partition_states(context, topic))
+            for number, state in enumerate(broker.topics.leaders.partition_states(context, topic))
             if query.state is None or _is_in(topic, state, query.state)
         ]
         if len(found) >= size and at + 1 < len(topics):
@@ -111,7 +113,7 @@ async def elect_leaders(context: Context, broker: StoreBroker, asked: ElectLeade
         partitions = {}
         for one in asked.partitions:
             partitions.setdefault(one.topic, set()).add(one.partition)
-    elected = await broker.elect_leaders(context, ElectionType(asked.election_type), partitions)
+    elected = await broker.topics.leaders.elect_leaders(context, ElectionType(asked.election_type), partitions)
     return ElectedLeaders(
         partitions=tuple(
             ElectedPartition(

@@ -13,10 +13,11 @@ from ingest_api.parameters import shown
 from ingest_api.routers.links import link, list_metadata, reassignment_link, resource_metadata
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 from logstore.errors import InvalidConfigError
+from logstore.log.topic import Topic
 from logstore.protocol.messages.administration import (
     Cluster,
     ClusterList,
@@ -49,7 +50,7 @@ async def get_cluster(request: Request, broker: ClusterBroker) -> Cluster:
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def list_cluster_topics(request: Request, context: Context, broker: ClusterBroker) -> ClusterTopicList:
     """List all topics by name, including internal ones."""
-    topics = broker.topics(context, include_internal=True)
+    topics = broker.topics.served.all(context, include_internal=True)
     return ClusterTopicList(
         metadata=list_metadata(request, broker.cluster_id, "topics"),
         data=tuple(_topic(request, broker, topic) for topic in topics),
@@ -75,7 +76,7 @@ async def create_topic(
     asked: CreateTopicRequest,
 ) -> ClusterTopic:
     """Create a topic; with `validate_only` only check that it could be."""
-    topic = await broker.create_topic(
+    topic = await broker.topics.changes.create(
         context,
         asked.topic_name,
         partitions=asked.partitions_count,
@@ -112,7 +113,9 @@ async def update_topic(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, asked: UpdateTopicRequest
 ) -> ClusterTopic:
     """Grow the number of partitions. Records stay where they are; keys hash to other partitions from now on."""
-    return _topic(request, broker, await broker.add_partitions(context, topic.name, asked.partitions_count))
+    return _topic(
+        request, broker, await broker.topics.changes.add_partitions(context, topic.name, asked.partitions_count)
+    )
 
 
 @router.delete(
@@ -125,7 +128,7 @@ async def update_topic(
 @requires(Operation.DELETE, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def delete_topic(broker: ClusterBroker, context: Context, name: TopicName) -> None:
     """Delete a topic and its Delta table."""
-    await broker.delete_topic(context, name)
+    await broker.topics.changes.delete(context, name)
 
 
 def config_changes(entries: Sequence[ConfigEntry]) -> dict[str, str | None]:
@@ -163,7 +166,7 @@ def _described(
     # INTERNAL: a client that created or grew the topic sees it, without the permission to describe it.
     replicas = broker.settings.default_replication_factor
     if topic is not None:
-        replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas)
+        replicas = len(broker.topics.leaders.partition_state(INTERNAL, topic, 0).replicas)
     return ClusterTopic(
         metadata=resource_metadata(request, broker, topic=name),
         cluster_id=broker.cluster_id,

@@ -13,10 +13,11 @@ from ingest_api.routers.clusters import config_changes
 from ingest_api.routers.links import list_metadata, page_size, resource_metadata
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
-from logstore.broker.configs import topic_layers
-from logstore.broker.forwarding import Target
+from logstore.broker.broker import Broker
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.topics.configs import topic_layers
 from logstore.errors import InvalidConfigError
+from logstore.log.topic import Topic
 from logstore.protocol.messages.administration import (
     AlterConfigsRequest,
     ConfigEntry,
@@ -53,7 +54,7 @@ async def list_all_configs(
     request: Request, context: Context, broker: ClusterBroker, query: Annotated[PageQuery, Query()]
 ) -> TopicConfigList:
     """List every key of all topics, by topic: whole topics, a page at a time."""
-    topics = {each.name: each for each in broker.topics(context, include_internal=True)}
+    topics = {each.name: each for each in broker.topics.served.all(context, include_internal=True)}
     names = [name for name in sorted(topics) if name > (query.page_token or "")]
     names = broker.authorizer.authorize(context, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, names)
     shown = names[: max(1, page_size(query) // len(CONFIG_KEYS))]
@@ -92,7 +93,9 @@ async def alter_configs(
         ConfigEntry(name=change.name, value=None if change.operation == "DELETE" else change.value)
         for change in asked.data
     ]
-    await broker.alter_configs(context, topic.name, config_changes(entries), validate_only=asked.validate_only)
+    await broker.topics.changes.alter_configs(
+        context, topic.name, config_changes(entries), validate_only=asked.validate_only
+    )
 
 
 @router.get(f"{_CONFIGS}/{{name}}", operation_id="getTopicConfig", response_description="The key.")
@@ -116,7 +119,7 @@ async def update_config(
     broker: ClusterBroker, context: Context, topic: TopicInCluster, key: KeyInPath, asked: UpdateConfigRequest
 ) -> None:
     """Set one key; null takes it back to its default."""
-    await broker.alter_configs(context, topic.name, {key.name: asked.value})
+    await broker.topics.changes.alter_configs(context, topic.name, {key.name: asked.value})
 
 
 @router.delete(
@@ -129,7 +132,7 @@ async def update_config(
 @requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def reset_config(broker: ClusterBroker, context: Context, topic: TopicInCluster, key: KeyInPath) -> None:
     """Take one key back to its default."""
-    await broker.alter_configs(context, topic.name, {key.name: None})
+    await broker.topics.changes.alter_configs(context, topic.name, {key.name: None})
 
 
 def _config(request: Request, broker: Broker, topic: Topic, key: ConfigKey) -> TopicConfigEntry:

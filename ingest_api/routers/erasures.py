@@ -10,9 +10,9 @@ from ingest_api.operations import refusals
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker
-from logstore.broker.broker import Topic as OpenTopic
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 from logstore.log.table_erasure import ErasureProgress as Progress
+from logstore.log.topic import Topic as OpenTopic
 from logstore.protocol.messages.erasures import (
     ErasedBroker,
     ErasureProgress,

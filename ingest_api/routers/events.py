@@ -32,11 +32,12 @@ from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_consume
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import PartitionLog, Topic
-from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
-from logstore.broker.topic_ids import topic_id_text
+from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.broker.topics.ids import topic_id_text
 from logstore.errors import InvalidRequestError
 from logstore.log.isolation import Isolation
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
 from logstore.records import surrogates
 
 router = declared_router(tags=["records"])
@@ -63,7 +64,7 @@ async def events(request: Request) -> Response:
     key = string_key if topic.config.string_keys else json_key
     selection = TopicSelection(topic, numbers)
     reading = Reading(selection.partitions(), form, isolation)
-    elsewhere = await state.broker.offsets_elsewhere([selection.log_of(one) for one in selection.partitions()])
+    elsewhere = await state.broker.elsewhere.offsets([selection.log_of(one) for one in selection.partitions()])
     starts = _starts(request, query.get(FROM.name), selection, isolation, elsewhere)
     offsets = tuple(starts[one] for one in reading.partitions)
     state.events.open()

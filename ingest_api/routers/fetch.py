@@ -19,9 +19,9 @@ from ingest_api.record_responses import RecordsResponse
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import FetchResult
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
+from logstore.log.log_reader import FetchResult
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, encode_fetch_response
 from logstore.protocol.messages.records import FetchRequest
 from logstore.protocol.record_batch import RecordBatch, encode_batches
@@ -41,7 +41,7 @@ async def fetch_many(request: Request) -> Response:
     where = selection_of(None, asked.where)
     limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms, where=where)
     gone = functools.partial(answer_wanted, request)
-    fetched = await state.broker.fetch_stored(context_of(request), wanted, limits, gone)
+    fetched = await state.broker.fetch.stored(context_of(request), wanted, limits, gone)
     try:
         responses = [_response(index, answer) for index, answer in fetched.answers.items()]
         body = encode_fetch_response(responses)

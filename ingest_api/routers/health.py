@@ -33,5 +33,5 @@ async def ready(state: State, context: Context) -> Readiness:
     """
     if state.not_ready_reason is not None:
         raise BrokerNotReadyError(f"Not ready: {state.not_ready_reason}.")
-    problems = tuple(TopicProblem.of(found) for found in state.broker.problems(context))
+    problems = tuple(TopicProblem.of(found) for found in state.broker.topics.problems.all(context))
     return Readiness(status="ready", problems=problems)

@@ -90,7 +90,7 @@ def _is_for_people(request: Request) -> bool:
 def _topics(state: ApiState, context: RequestContext) -> str:
     """Return a table of the topics that the principal may describe, without internal ones."""
     broker = state.broker
-    topics = broker.topics(context)
+    topics = broker.topics.served.all(context)
     if not topics:
         return "<p>There is no topic yet that you may see. Make one: <code>logstore topic create NAME</code></p>"
     now_ms = broker.clock.now_ms()

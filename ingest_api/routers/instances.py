@@ -7,8 +7,8 @@ from urllib.parse import quote
 from fastapi import Depends, Path, Query
 from starlette.requests import Request
 
+from consumer_offsets.groups.instance_record import InstanceConfig
 from consumer_offsets.instances.consumer_instance import ConsumerInstance
-from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offsets import OffsetToCommit
 from ingest_api.content_types import JSON_REQUEST_TYPES, KAFKA_BINARY_V2, KAFKA_JSON_V2, METADATA_TYPES
 from ingest_api.dependencies import Context, GroupName, State

@@ -31,7 +31,7 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
     if query.group is not None:
         check_group_name(query.group, may_be_empty=True)
-    await broker.until_known(names)
+    await broker.elsewhere.until_known(names)
     if query.group is not None and context.is_forwarded:  # Another broker has a request for the group.
         await state.groups.until_there(context, query.group)
     may_create = query.allow_auto_topic_creation == "true"
@@ -50,10 +50,10 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
 async def _topic(context: RequestContext, broker: Broker, name: str, *, may_create: bool) -> TopicMetadata:
     try:
         if may_create:
-            topic = await broker.find_or_create_topic(context, name, Operation.DESCRIBE)
+            topic = await broker.topics.changes.find_or_create(context, name, Operation.DESCRIBE)
         else:
-            topic = broker.topic(context, name)
-        states = [broker.partition_state(context, topic, log.partition) for log in topic.partitions]
+            topic = broker.topics.served.topic(context, name)
+        states = [broker.topics.leaders.partition_state(context, topic, log.partition) for log in topic.partitions]
     except LogStoreError as error:
         return TopicMetadata(
             name=name,

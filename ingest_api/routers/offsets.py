@@ -13,7 +13,7 @@ from ingest_api.parameters import read_timestamp
 from ingest_api.routes import requires
 from ingest_api.topic_ids import RESPONSE_HEADERS, topic_id_headers
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
 from logstore.protocol.messages.records import (
     DeletedRecords,
     DeleteRecordsRequest,
@@ -57,7 +57,7 @@ async def offsets(
             last_stable_offset=log.last_stable_offset,
         )
     timestamp = read_timestamp(query.timestamp, broker.clock.now_ms())
-    found = await broker.offset_for_timestamp(context, topic, log.partition, timestamp)
+    found = await broker.fetch.offset_for_timestamp(context, topic, log.partition, timestamp)
     offset, timestamp_found = found or (None, None)
     return PartitionOffsets(
         beginning_offset=log.log_start_offset,
@@ -90,7 +90,7 @@ async def offsets_for_times(
         topic.partition(one.partition).require_served()
     answers = []
     for one in asked.partitions:
-        found = await broker.offset_for_timestamp(context, topic, one.partition, one.timestamp)
+        found = await broker.fetch.offset_for_timestamp(context, topic, one.partition, one.timestamp)
         offset, timestamp = found or (None, None)
         answers.append(OffsetForTime(partition=one.partition, offset=offset, timestamp=timestamp))
     return OffsetsForTimes(offsets=tuple(answers))
@@ -116,5 +116,5 @@ async def delete_records(
     """Move the log start offset forward: readers no longer see the records before it."""
     response.headers.update(topic_id_headers(request.scope))
     return DeletedRecords(
-        log_start_offset=await broker.delete_records(context, topic, log.partition, asked.before_offset)
+        log_start_offset=await broker.topics.tables.delete_records(context, topic, log.partition, asked.before_offset)
     )

@@ -35,10 +35,11 @@ from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.batcher import SMALL_REQUEST_RECORDS_MAX, ToColumns, may_join
-from logstore.broker.broker import ProduceResult, Topic
-from logstore.broker.topic_ids import require_topic_id
+from logstore.broker.produce.batcher import SMALL_REQUEST_RECORDS_MAX, ToColumns, may_join
+from logstore.broker.produce.result import ProduceResult
+from logstore.broker.topics.ids import require_topic_id
 from logstore.errors import IdempotencyKeyReusedError
+from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.byte_order_mark import without_byte_order_mark
@@ -207,7 +208,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         string_keys = head.string_keys(config)
         if may_be_small and topic is not None and (plain := decode_small(topic, partition, body)) is not None:
             reservation.resize(held_bytes(body, plain))
-            places = await state.broker.produce_small(
+            places = await state.broker.produce.batcher.produce(
                 context,
                 topic,
                 plain,
@@ -234,8 +235,10 @@ async def _produce(request: Request, partition: int | None) -> Response:
         del decode
         if topic is None:
             # Create the topic only now, so that a request that is refused leaves none behind.
-            topic = await state.broker.find_or_create_topic(context, request.path_params["topic"], Operation.WRITE)
-        produced = state.broker.produce(
+            topic = await state.broker.topics.changes.find_or_create(
+                context, request.path_params["topic"], Operation.WRITE
+            )
+        produced = state.broker.produce.records.produce(
             context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
         )
         del records  # The broker releases the records as soon as it can.
@@ -248,7 +251,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
             # stored.
             other = _JSON_KEYS if form is _STRING_KEYS else _STRING_KEYS
             records, identity = await decode_again(other, max_message_bytes, identify)
-            result = await state.broker.produce(
+            result = await state.broker.produce.records.produce(
                 context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
             )
     result.raise_common_error()
@@ -287,9 +290,9 @@ def _existing_topic(request: Request) -> Topic | None:
     broker, context, name = api_state(request).broker, context_of(request), request.path_params["topic"]
     topic_ids = topic_ids_of(request)
     if not topic_ids:
-        return broker.find_topic(context, name, Operation.WRITE)
+        return broker.topics.changes.find(context, name, Operation.WRITE)
     # A request that names a topic id wants that topic and no new one.
-    topic = broker.topic(context, name, Operation.WRITE)
+    topic = broker.topics.served.topic(context, name, Operation.WRITE)
     for topic_id in topic_ids:
         require_topic_id(topic, topic_id)
     return topic

@@ -20,5 +20,5 @@ router = model_router(MetadataRoute, tags=["records"])
 async def init_producer(broker: StoreBroker, context: Context, asked: InitProducerRequest | None = None) -> Producer:
     """Hand out a producer id with epoch 0; for an id and its epoch, the same id with the next epoch."""
     identity = () if asked is None else (asked.producer_id, asked.producer_epoch)
-    issued = await broker.init_producer(context, *identity)
+    issued = await broker.produce.records.init_producer(context, *identity)
     return Producer(producer_id=issued.producer_id, producer_epoch=issued.producer_epoch)

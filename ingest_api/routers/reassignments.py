@@ -10,10 +10,12 @@ from ingest_api.operations import refusals
 from ingest_api.routers.links import link, list_metadata, reassignment_link, resource_metadata
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionState, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import NoReassignmentInProgressError
+from logstore.log.topic import Topic
 from logstore.protocol.messages.administration import (
     Link,
     Reassignment,
@@ -40,7 +42,7 @@ async def list_all(request: Request, context: Context, broker: ClusterBroker) ->
     """List the reassignments of all topics."""
     path = ("topics", "-", "partitions", "-", "reassignment")
     found, looked_at = list[Reassignment](), 0
-    for topic in broker.topics(context, include_internal=True):
+    for topic in broker.topics.served.all(context, include_internal=True):
         found += _of_topic(request, context, broker, topic)
         looked_at += len(topic.partitions)
         if looked_at >= _STEP:
@@ -72,7 +74,7 @@ async def get_reassignment(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster
 ) -> Reassignment:
     """Return the reassignment of a partition."""
-    state = broker.partition_state(context, topic, log.partition)
+    state = broker.topics.leaders.partition_state(context, topic, log.partition)
     if not state.is_reassigning:
         raise NoReassignmentInProgressError(f"The partition {topic.name}-{log.partition} is not being reassigned.")
     return _reassignment(request, broker, topic, log.partition, state)
@@ -97,8 +99,8 @@ async def reassign(
     """Move the partition to other brokers, as Kafka's AlterPartitionReassignments does: the new replicas copy it, and
     once all of them are in sync the others go. It replaces a reassignment under way.
     """
-    await broker.reassign(context, topic, {log.partition: asked.replicas})
-    state = broker.partition_state(context, topic, log.partition)
+    await broker.topics.leaders.reassign(context, topic, {log.partition: asked.replicas})
+    state = broker.topics.leaders.partition_state(context, topic, log.partition)
     return _reassignment(request, broker, topic, log.partition, state)
 
 
@@ -112,13 +114,13 @@ async def reassign(
 @requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def cancel(context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster) -> None:
     """Take a reassignment back that is under way."""
-    await broker.reassign(context, topic, {log.partition: None})
+    await broker.topics.leaders.reassign(context, topic, {log.partition: None})
 
 
 def _of_topic(request: Request, context: RequestContext, broker: Broker, topic: Topic) -> list[Reassignment]:
     return [
         _reassignment(request, broker, topic, number, state)
-        for number, state in enumerate(broker.partition_states(context, topic))
+        for number, state in enumerate(broker.topics.leaders.partition_states(context, topic))
         if state.is_reassigning
     ]
 

@@ -38,11 +38,13 @@ from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_consume
 from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import FetchResult, PartitionLog, Topic
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
+from logstore.log.log_reader import FetchResult
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
 from logstore.records.schema import LOG_SCHEMA
 
@@ -108,7 +110,7 @@ async def fetch(request: Request) -> Response:
         fill=False,
         where=where,
     )
-    fetched = await state.broker.fetch_records(
+    fetched = await state.broker.fetch.records(
         context_of(request), wanted, limits, functools.partial(answer_wanted, request), copies=form.copies
     )
     result = fetched.answers.get(0) or _nothing(partition_log, offset)

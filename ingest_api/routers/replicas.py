@@ -13,11 +13,13 @@ from ingest_api.parameters import shown
 from ingest_api.routers.links import link, list_metadata, page_size, reassignment_link, resource_metadata, store_url
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionLog, Topic
-from logstore.broker.configs import setting_layers
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.topics.configs import setting_layers
 from logstore.cluster.cluster_state import BrokerEndpoint
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
 from logstore.protocol.messages import administration
 from logstore.protocol.messages.administration import (
     BrokerConfigEntry,
@@ -105,7 +107,11 @@ async def list_broker_replicas(
 ) -> ClusterReplicaList:
     """List the replicas that a broker has: whole topics, a page at a time."""
     _endpoint(broker, number)
-    topics = [topic for topic in broker.topics(context, include_internal=True) if topic.name > (query.page_token or "")]
+    topics = [
+        topic
+        for topic in broker.topics.served.all(context, include_internal=True)
+        if topic.name > (query.page_token or "")
+    ]
     size, found, next_token = page_size(query), list[ClusterReplica](), None
     for index, topic in enumerate(topics):
         for log in topic.partitions:
@@ -250,7 +256,7 @@ def _broker(request: Request, broker: Broker, endpoint: BrokerEndpoint) -> admin
 def _partition(
     request: Request, context: RequestContext, broker: Broker, topic: Topic, log: PartitionLog
 ) -> ClusterPartition:
-    leader = broker.partition_state(context, topic, log.partition).leader
+    leader = broker.topics.leaders.partition_state(context, topic, log.partition).leader
     path = (broker.cluster_id, "topics", topic.name, "partitions", str(log.partition), "replicas")
     return ClusterPartition(
         metadata=resource_metadata(request, broker, topic=topic.name, partition=str(log.partition)),
@@ -266,7 +272,7 @@ def _partition(
 def _replicas(
     request: Request, context: RequestContext, broker: Broker, topic: Topic, log: PartitionLog
 ) -> list[ClusterReplica]:
-    state = broker.partition_state(context, topic, log.partition)
+    state = broker.topics.leaders.partition_state(context, topic, log.partition)
     return [
         ClusterReplica(
             metadata=resource_metadata(

@@ -6,8 +6,9 @@ from ingest_api.operations import refusals
 from ingest_api.routes import requires
 from logstore import __version__
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
+from logstore.log.topic import Topic
 from logstore.open_files import connections_within, open_files_limit
 from logstore.protocol.messages.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
 
@@ -29,8 +30,10 @@ async def status(state: State, context: Context) -> StoreStatus:
         now=broker.clock.now_ms(),
         uptime_ms=round((broker.clock.monotonic() - state.began) * 1000),
         not_ready_reason=state.not_ready_reason,
-        topics=tuple(topic_status(context, broker, topic) for topic in broker.topics(context, include_internal=True)),
-        problems=tuple(TopicProblem.of(problem) for problem in broker.problems(context)),
+        topics=tuple(
+            topic_status(context, broker, topic) for topic in broker.topics.served.all(context, include_internal=True)
+        ),
+        problems=tuple(TopicProblem.of(problem) for problem in broker.topics.problems.all(context)),
         journal=JournalStatus(
             needed_bytes=broker.journal.needed_bytes,
             retained_bytes=broker.journal.retained_bytes,
@@ -55,7 +58,7 @@ def topic_status(context: RequestContext, broker: Broker, topic: Topic) -> Topic
         topic_id=str(topic.topic_id),
         is_internal=topic.is_internal,
         partitions=len(logs),
-        replication_factor=len(broker.partition_state(context, topic, 0).replicas),
+        replication_factor=len(broker.topics.leaders.partition_state(context, topic, 0).replicas),
         records=sum(log.record_count for log in logs),
         size_bytes=sum(log.segments.size_bytes for log in logs),
         unsealed_records=sum(log.high_watermark - log.sealed_offset for log in logs),

@@ -5,11 +5,12 @@ from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionLog
-from logstore.broker.broker import Topic as OpenTopic
+from logstore.broker.broker import Broker
 from logstore.broker.context import RequestContext
-from logstore.broker.forwarding import Target
-from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.broker.elsewhere.forwarding import Target
+from logstore.broker.elsewhere.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic as OpenTopic
 from logstore.protocol.messages.topics import (
     BrokerIds,
     DropForeignFilesRequest,
@@ -33,7 +34,7 @@ router = model_router(MetadataRoute, tags=["topics"])
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
     """Names of all topics that are not internal, sorted."""
-    return [topic.name for topic in broker.topics(context)]
+    return [topic.name for topic in broker.topics.served.all(context)]
 
 
 @router.get("/brokers", operation_id="listBrokers", response_description="Ids of brokers, sorted.")
@@ -47,7 +48,7 @@ async def list_brokers(broker: StoreBroker) -> BrokerIds:
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -> Topic:
     """Return one topic: its configuration, the location of its Delta table, and the state of each partition."""
-    elsewhere = await broker.offsets_elsewhere(topic.partitions)
+    elsewhere = await broker.elsewhere.offsets(topic.partitions)
     return Topic(
         name=topic.name,
         topic_id=str(topic.topic_id),
@@ -62,7 +63,7 @@ async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInPath) -> list[Partition]:
     """Return the state of each partition."""
-    elsewhere = await broker.offsets_elsewhere(topic.partitions)
+    elsewhere = await broker.elsewhere.offsets(topic.partitions)
     return [_partition(context, broker, topic, log, elsewhere) for log in topic.partitions]
 
 
@@ -72,7 +73,7 @@ async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInP
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPath, log: PartitionInPath) -> Partition:
     """Return the state of one partition."""
-    return _partition(context, broker, topic, log, await broker.offsets_elsewhere([log]))
+    return _partition(context, broker, topic, log, await broker.elsewhere.offsets([log]))
 
 
 @router.post(
@@ -84,9 +85,9 @@ async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPat
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: RollRequest | None = None) -> Rolled:
     """Put all acknowledged records into the Delta table now; answers when the commit is durable."""
-    rolled = await broker.roll(context, topic)
+    rolled = await broker.topics.tables.roll(context, topic)
     version, sealed = rolled.version, dict(rolled.sealed)
-    elsewhere = [] if broker.others is None else await broker.others.ask_leaders(context, topic, "roll")
+    elsewhere = await broker.elsewhere.ask_leaders(context, topic, "roll")
     for one in elsewhere:
         version = max(version, one["version"])
         for told in one["sealed_offsets"]:
@@ -110,8 +111,8 @@ async def refresh(
     """Read commits of others, such as jobs, from the Delta table now. Without this call the store does so every few
     seconds.
     """
-    version = await broker.refresh(context, topic)
-    elsewhere = [] if broker.others is None else await broker.others.ask_leaders(context, topic, "refresh")
+    version = await broker.topics.tables.refresh(context, topic)
+    elsewhere = await broker.elsewhere.ask_leaders(context, topic, "refresh")
     return Refreshed(version=min([version, *(one["version"] for one in elsewhere)]))
 
 
@@ -123,7 +124,7 @@ async def refresh(
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_keyless_records(broker: StoreBroker, context: Context, topic: TopicInPath) -> KeylessRecords:
     """Count the records of the Delta table that have no key: a compaction removes them (`cleanup.policy=compact`)."""
-    found = await broker.keyless_records(context, topic)
+    found = await broker.topics.tables.keyless_records(context, topic)
     return KeylessRecords(
         partitions=tuple(
             KeylessPartition(partition=one.partition, records=one.count, first_offset=one.first_offset) for one in found
@@ -142,13 +143,13 @@ async def drop_foreign_files(
     broker: StoreBroker, context: Context, topic: TopicInPath, _: DropForeignFilesRequest | None = None
 ) -> DroppedForeignFiles:
     """Take files of other writers that are not served out of the Delta table."""
-    return DroppedForeignFiles(files=tuple(await broker.drop_foreign_files(context, topic)))
+    return DroppedForeignFiles(files=tuple(await broker.topics.tables.drop_foreign_files(context, topic)))
 
 
 def _partition(
     context: RequestContext, broker: Broker, topic: OpenTopic, log: PartitionLog, elsewhere: OffsetsElsewhere
 ) -> Partition:
-    state = broker.partition_state(context, topic, log.partition)
+    state = broker.topics.leaders.partition_state(context, topic, log.partition)
     offsets = PartitionOffsets.of(log, elsewhere)
     return Partition(
         partition=log.partition,

@@ -30,9 +30,8 @@ from ingest_api.parameters import parse_query, shown
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import ApiState, api_state
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Topic
 from logstore.broker.context import RequestContext
-from logstore.broker.produce_result import NO_OFFSET
+from logstore.broker.produce.result import NO_OFFSET
 from logstore.errors import (
     BrokerNotReadyError,
     InvalidRequestError,
@@ -42,6 +41,7 @@ from logstore.errors import (
     UnknownClusterError,
 )
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB
+from logstore.log.topic import Topic
 from logstore.protocol.messages.records import ENTRIES_MAX
 from logstore.records.typed_json import (
     ObjectSplitter,
@@ -106,7 +106,7 @@ class _Appender:
             raise UnknownClusterError(
                 f"Cluster {shown(cluster_id)} not found: this is {state.broker.cluster_id!r}, as GET /v3/clusters says."
             )
-        return cls(state, context, name, state.broker.find_topic(context, name, Operation.WRITE))
+        return cls(state, context, name, state.broker.topics.changes.find(context, name, Operation.WRITE))
 
     @property
     def string_keys(self) -> bool:
@@ -125,7 +125,9 @@ class _Appender:
         try:
             if self.topic is None:
                 # The topic is created only now, so that a request without a good record leaves no topic behind.
-                self.topic = await self.state.broker.find_or_create_topic(self.context, self.name, Operation.WRITE)
+                self.topic = await self.state.broker.topics.changes.find_or_create(
+                    self.context, self.name, Operation.WRITE
+                )
             topic = self.topic
             largest = topic.config.max_message_bytes
             if any(record.num_bytes > largest for record in records):
@@ -138,7 +140,7 @@ class _Appender:
             if not topic.config.log_append_time:
                 now = self.state.broker.clock.now_ms()
                 records = [r if r.timestamp_ms is not None else r._replace(timestamp_ms=now) for r in records]
-            result = await self.state.broker.produce(
+            result = await self.state.broker.produce.records.produce(
                 self.context, topic, typed_columns(records), timeout_ms=_TIMEOUT_MS
             )
         except (InvalidRequestError, RecordTooLargeError) as error:

@@ -7,6 +7,7 @@ is inflated, the latter in a worker thread; hence the lock.
 """
 
 import asyncio
+import enum
 import math
 import threading
 from collections import deque
@@ -30,6 +31,14 @@ from logstore.settings import Settings
 # This part of the journal, one in 16 bytes, is reserved for the store's own topics.
 _INTERNAL_PART = 16
 _OVER_QUOTA_MAX = 10_000
+
+
+class Lacking(enum.StrEnum):
+    """A bound of the journal that leaves no room for an append."""
+
+    QUEUE = "in_flight"
+    TOPICS_SHARE = "journal_topic"
+    JOURNAL = "journal"
 
 
 class Admission:
@@ -59,11 +68,23 @@ class Admission:
         #: Topics whose records were refused because the journal had no room.
         self._refused: WeakSet[Topic] = WeakSet()
         self._refused_all = False
+        #: Appends that wait for room in the journal, in the order of the calls, with their bytes of topics.
+        self._waiting: dict[asyncio.Future[bool], Sequence[tuple[Topic, int]]] = {}
+        journal.on_room(self._room_changed)
         #: The reason why nothing is admitted; None once the store has started.
         self.not_ready: str | None = "the store is starting"
         limit = settings.queued_max_request_bytes
         self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
         self.answers = InFlightBytes(limit, what="answers", setting="queued.max.request.bytes")
+
+    def open(self) -> None:
+        """Admit requests from now on: the store has started."""
+        self.not_ready = None
+
+    def close(self, reason: str) -> None:
+        """Admit no more requests, because of the ``reason``."""
+        self.not_ready = reason
+        self._room_changed()
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -116,31 +137,86 @@ class Admission:
         if self.has_room(num_bytes):
             return
         journal, settings = self._journal, self._settings
-        # The bytes of acks=0 and of timed-out requests no longer count for any request, but are still in memory.
-        if journal.queued_bytes and journal.queued_bytes + num_bytes > settings.queued_max_request_bytes:
-            THROTTLED.labels("in_flight").inc()
+        lacking = self._lacking(topic, num_bytes)
+        if lacking is not None:
+            THROTTLED.labels(lacking).inc()
+        if lacking is Lacking.QUEUE:
             raise ThrottledError(
                 f"{journal.queued_bytes} bytes wait for the disk; queued.max.request.bytes is "
                 f"{settings.queued_max_request_bytes}. Send less, or try again in a moment."
             )
-        # Any size is admitted when nothing is held; otherwise it would never fit.
-        if topic.journal_bytes and topic.journal_bytes + num_bytes > settings.topic_journal_bytes_max:
+        if lacking is Lacking.TOPICS_SHARE:
             self._refused.add(topic)
-            THROTTLED.labels("journal_topic").inc()
             raise ThrottledError(
                 f"The journal holds {topic.journal_bytes} bytes of topic {topic.name!r} not yet in Delta; "
                 f"journal.topic.max.bytes is {settings.topic_journal_bytes_max}. Send less, or try again after the "
                 "topic's next roll."
             )
-        held = journal.needed_bytes + journal.queued_bytes
-        if held and held + num_bytes > (settings.journal_max_bytes if topic.is_internal else self._producers_max):
+        if lacking is Lacking.JOURNAL:
             self._press()
             self._refused_all = True
-            THROTTLED.labels("journal").inc()
             raise ThrottledError(
-                f"The journal holds {held} bytes not yet in Delta; journal.max.bytes is "
-                f"{settings.journal_max_bytes}. Send less, or try again after the next roll."
+                f"The journal holds {journal.needed_bytes + journal.queued_bytes} bytes not yet in Delta; "
+                f"journal.max.bytes is {settings.journal_max_bytes}. Send less, or try again after the next roll."
             )
+
+    def _lacking(self, topic: Topic, num_bytes: int, promised: int = 0) -> "Lacking | None":
+        """Return the bound that ``num_bytes`` more of the topic would exceed; None if they fit beside the ``promised``
+        bytes.
+        """
+        if self.has_room(promised + num_bytes):
+            return None
+        journal, settings = self._journal, self._settings
+        # The bytes of acks=0 and of timed-out requests no longer count for any request, but are still in memory.
+        queued = journal.queued_bytes + promised
+        # Any size is admitted when nothing is held; otherwise it would never fit.
+        if queued and queued + num_bytes > settings.queued_max_request_bytes:
+            return Lacking.QUEUE
+        if topic.journal_bytes and topic.journal_bytes + num_bytes > settings.topic_journal_bytes_max:
+            return Lacking.TOPICS_SHARE
+        held = journal.needed_bytes + queued
+        if held and held + num_bytes > (settings.journal_max_bytes if topic.is_internal else self._producers_max):
+            return Lacking.JOURNAL
+        return None
+
+    def wait_for_room(self, wanted: Sequence[tuple[Topic, int]]) -> "asyncio.Future[bool]":
+        """Return a future that becomes true, in the order of the calls, when the journal may have room for these bytes
+        of topics; it becomes false if appends are refused. Call ``wait_no_more`` in any case.
+        """
+        room: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[room] = wanted
+        self._room_changed()
+        return room
+
+    def wait_no_more(self, room: "asyncio.Future[bool]") -> None:
+        """End a wait."""
+        del self._waiting[room]
+        room.cancel()
+
+    def _room_changed(self) -> None:
+        if not self._waiting:
+            return
+        is_ready = self.not_ready_reason is None
+        promised = 0
+        full: set[Topic] = set()
+        for room, wanted in self._waiting.items():
+            if room.done():
+                continue
+            if not is_ready:
+                room.set_result(False)
+                continue
+            lacking = None
+            for topic, num_bytes in wanted:
+                lacking = Lacking.TOPICS_SHARE if topic in full else self._lacking(topic, num_bytes, promised)
+                if lacking is Lacking.TOPICS_SHARE:
+                    full.add(topic)
+                if lacking is not None:
+                    break
+            if lacking is None:
+                room.set_result(True)
+                promised += sum([num_bytes for _, num_bytes in wanted])
+            elif lacking is not Lacking.TOPICS_SHARE:
+                return  # later ones wait behind it, unless a topic's share alone is used up
 
     def require_quota(self, context: RequestContext, kind: QuotaKind) -> None:
         """Raise ThrottledError while the principal has to wait because of earlier charges.

@@ -1,64 +1,76 @@
-"""The broker: the facade that listeners and consumer groups call. It starts and stops the rooms of a store.
+"""The broker: it puts the rooms of a store together once, and starts and stops them. Listeners and consumer groups call
+the rooms.
 
-Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
-``topic_tables`` (roll, refresh, delete records), ``erasing``, ``producing``, ``batcher`` (small requests),
-``fetching``, ``admission``, ``roll_schedule`` and ``upkeep``. They check permissions themselves with ``authorizer``.
+Everything runs on one event loop; disk work runs in threads. ``Broker.produce``, ``fetch``, ``topics`` and
+``elsewhere`` (the other brokers) are the folders beside this module. The rooms check permissions themselves with
+``authorizer``. This module alone knows whether there is a cluster.
 """
 
-import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.batch_producing import BatchProducing
-from logstore.broker.batcher import Batcher
-from logstore.broker.cluster import Cluster
+from logstore.broker.elsewhere.forwarding import Router
+from logstore.broker.elsewhere.nobody import Appends, Discovery, Elsewhere, Fetches, Links, connect_to_nobody
 from logstore.broker.erasing import Erasing
-from logstore.broker.fetching import Fetching
+from logstore.broker.fetch.fetching import Fetching
 from logstore.broker.opened_journal import OpenedJournal
-from logstore.broker.produce_result import PartitionResponse, ProduceResult
-from logstore.broker.producing import Producing
+from logstore.broker.produce.batcher import Batcher
+from logstore.broker.produce.batches import BatchProducing
+from logstore.broker.produce.records import Producing
+from logstore.broker.produce.secret import load_secret, load_shared_secret
 from logstore.broker.quotas import Quotas
 from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.secret import load_secret, load_shared_secret
-from logstore.broker.topic_catalog import TopicCatalog
-from logstore.broker.topic_changes import TopicChanges
-from logstore.broker.topic_tables import TopicTables
-from logstore.broker.topics import Topics
+from logstore.broker.topics.catalog import TopicCatalog
+from logstore.broker.topics.changes import TopicChanges
+from logstore.broker.topics.leaders import Leaders
+from logstore.broker.topics.problems import Problems
+from logstore.broker.topics.served import Topics
+from logstore.broker.topics.tables import TopicTables
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
-from logstore.cluster.cluster_state import BrokerEndpoint, ClusterState, PartitionState
+from logstore.cluster.cluster_state import BrokerEndpoint, ClusterState
 from logstore.cluster.log_directory_record import record_log_directory
-from logstore.errors import BrokerNotReadyError, LogStoreError
+from logstore.errors import BrokerNotReadyError
 from logstore.filesystem import FileSystem
 from logstore.lock_file import require_all
 from logstore.log.erasures import ErasureLog
-from logstore.log.log_reader import FetchResult
-from logstore.log.partition_log import PartitionLog
-from logstore.log.roller import Roller, RollResult, roll_threads
+from logstore.log.roller import Roller, roll_threads
 from logstore.log.topic import Topic
 from logstore.replication.fetch_session import FetchSession
-from logstore.replication.replica_fetcher import Connection, FetcherSettings
+from logstore.replication.replica_fetcher import FetcherSettings
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
-if TYPE_CHECKING:  # one node imports nothing of the traffic between brokers
-    from logstore.broker.other_brokers import OtherBrokers
-    from logstore.broker.partition_offsets import OffsetsElsewhere
-    from logstore.broker.remote_appends import PeerRequests
-    from logstore.replication.peer_http import PeerHttp
-
 log = structlog.stdlib.get_logger(__name__)
 
-#: Opens a connection to the broker with that id.
-Connect = Callable[[int], Awaitable[Connection]]
-#: Seconds between two checks for new partitions of a broker whose journal has failed.
-_OFFLINE_S = 1.0
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """The ways for records into the log: records as columns, Kafka's record batches, and small requests that are
+    appended together.
+    """
+
+    records: Producing
+    batches: BatchProducing
+    batcher: Batcher
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRooms:
+    """The topics that are served, and requests that change them, their tables, their leaders."""
+
+    served: Topics
+    changes: TopicChanges
+    tables: TopicTables
+    leaders: Leaders
+    problems: Problems
 
 
 class Broker:
@@ -70,42 +82,39 @@ class Broker:
         self,
         settings: Settings,
         coordinator: ClusterState,
-        catalog: TopicCatalog,
         opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,
         clock: Clock,
         filesystem: FileSystem,
-        connect: Connect | None,
+        links: Links | None,
     ) -> None:
         self.settings = settings
         self.cluster_id = coordinator.cluster_id
-        self.broker_id = coordinator.broker_id
-        if settings.zookeeper_connect is None:
+        self.broker_id = broker_id = coordinator.broker_id
+        if links is None:
+            catalog = TopicCatalog(TableRoot(settings.data, filesystem, None, clock))
             self.idempotency_secret = load_secret(settings.log_directory, filesystem)
         else:
-            one_node = settings.data / "brokers" / str(self.broker_id)
+            catalog = TopicCatalog(TableRoot(settings.data, filesystem, broker_id, clock), is_shared=True)
+            one_node = settings.data / "brokers" / str(broker_id)
             self.idempotency_secret = load_shared_secret(settings.data, one_node, filesystem)
         self._coordinator = coordinator
         self.journal = journal = opened.journal
-        journal.on_failure = self._journal_failed
-        self._telling_offline: asyncio.Task[None] | None = None
         #: Every room asks it, and a listener asks it before it reads a body.
         self.authorizer = authorizer
         self.quotas = quotas
         self._opened = opened
-        locks = opened.locks
         self.clock = clock
         self.filesystem = filesystem
         by_name: dict[str, Topic] = {}
+        require_locks = functools.partial(require_all, opened.locks)
         self._writers = roll_threads()
         erasures = ErasureLog()
-        self._roller = roller = Roller(
-            journal, clock, self._writers, functools.partial(require_all, locks), coordinator.table_lock, erasures
-        )
-        self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
-        self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
-        self._upkeep = Upkeep(roller, clock, by_name, functools.partial(require_all, locks))
+        self._roller = roller = Roller(journal, clock, self._writers, require_locks, coordinator.table_lock, erasures)
+        self._schedule = schedule = RollSchedule(roller, journal, clock, settings, by_name)
+        self.admission = admission = Admission(settings, journal, opened.locks, schedule.press, quotas, clock)
+        self._upkeep = Upkeep(roller, clock, by_name, require_locks)
         #: Called with a topic and a partition when this broker begins to lead it, at each new epoch, and when it stops
         #: leading it (``PartitionLog.is_leader`` is the state).
         self.leadership_listeners: list[Callable[[Topic, int], None]] = []
@@ -114,7 +123,7 @@ class Broker:
             journal,
             roller,
             clock,
-            connect,
+            connect_to_nobody if links is None else links.connect,
             FetcherSettings(
                 wait_max_ms=settings.replica_fetch_wait_max_ms,
                 partition_bytes_max=settings.replica_fetch_max_bytes,
@@ -127,94 +136,53 @@ class Broker:
             session_s=settings.zookeeper_session_timeout_ms / 1000,
             changed=self._leadership_changed,
         )
-        self._topics = Topics(
+        served = Topics(
             by_name,
             settings,
             coordinator,
             catalog,
             journal,
             roller,
-            self._schedule,
+            schedule,
             self.replicas,
-            self.admission,
             authorizer,
             clock,
+            self._topic_appeared,
         )
-        self._topics.appeared = self._topic_appeared
-        self._changes = TopicChanges(
-            self._topics, settings, coordinator, roller, self._schedule, self.admission, authorizer
+        self.elsewhere = elsewhere = _elsewhere(coordinator, served, links, settings, filesystem)
+        journal.on_failure(elsewhere.report_offline)
+        changes = TopicChanges(served, settings, coordinator, roller, schedule, admission, authorizer, elsewhere)
+        self.topics = TopicRooms(
+            served,
+            changes,
+            TopicTables(roller, admission, authorizer, schedule.rolled),
+            Leaders(coordinator, authorizer),
+            Problems(by_name, served, schedule, coordinator, elsewhere.discovery, admission, authorizer),
         )
-        self._cluster = Cluster(coordinator, authorizer)
-        self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
-        self._producing = Producing(
-            journal, self.admission, authorizer, coordinator, filesystem, self._schedule.appended
+        records = Producing(journal, admission, authorizer, coordinator, filesystem, elsewhere, schedule.appended)
+        self.produce = Produce(
+            records,
+            BatchProducing(records, served, admission, authorizer, settings.max_request_size),
+            Batcher(records.produce, authorizer, admission),
         )
-        self._batch_producing = BatchProducing(
-            self._producing, self._topics, self.admission, authorizer, settings.max_request_size
-        )
-        self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
+        self.fetch = Fetching(journal, roller.refresh, served.get, admission, authorizer, elsewhere)
         self.erasing = Erasing(
-            self._topics,
-            self._changes,
-            self._producing,
+            served,
+            changes,
+            records,
             roller,
             journal,
-            self._schedule,
+            schedule,
             self._upkeep,
-            self.admission,
+            admission,
             authorizer,
             coordinator,
             erasures,
             settings,
             clock,
             filesystem,
+            elsewhere,
         )
-        self._topics.load_erasures = self.erasing.load
-        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
-        #: None on one node.
-        self.others: OtherBrokers | None = None
-        self._delegate()
-
-    def _delegate(self) -> None:
-        """Publish the rooms' methods under the names that callers know."""
-        topics, changes, tables = self._topics, self._changes, self._tables
-        producing, fetching = self._producing, self._fetching
-        self.topics = topics.all
-        self.topic = topics.topic
-        self.topic_by_id = topics.topic_by_id
-        self.partition_state = topics.partition_state
-        self.partition_states = self._cluster.partition_states
-        self.elect_leaders = self._cluster.elect_leaders
-        self.reassign = self._cluster.reassign
-        self.problems = topics.problems
-        self.was_deleted = topics.was_deleted
-        self.topic_deleted_listeners = topics.removals.listeners
-        self.create_topic = changes.create
-        self.internal_topic = changes.internal
-        self.find_topic = changes.find
-        self.find_or_create_topic = changes.find_or_create
-        self.delete_topic = changes.delete
-        self.alter_configs = changes.alter_configs
-        self.add_partitions = changes.add_partitions
-        self.roll = tables.roll
-        self.refresh = tables.refresh
-        self.keyless_records = tables.keyless_records
-        self.delete_records = tables.delete_records
-        self.delete_all_records = tables.delete_all_records
-        self.drop_foreign_files = tables.drop_foreign_files
-        self.produce = producing.produce
-        self.produce_all = producing.produce_all
-        self.produce_batches = self._batch_producing.produce_batches
-        self.produce_small = self._batcher.produce
-        self.begin_produce_small = self._batcher.begin
-        self.init_producer = producing.init_producer
-        self.fetch = fetching.fetch
-        self.fetch_records = fetching.fetch_records
-        self.fetch_stored = fetching.fetch_stored
-        self.fetch_batches = fetching.fetch_batches
-        self.count_records = fetching.count_records
-        self.offset_for_timestamp = fetching.offset_for_timestamp
-        self.offset_of_max_timestamp = fetching.offset_of_max_timestamp
 
     @classmethod
     async def start(
@@ -227,20 +195,17 @@ class Broker:
         *,
         clock: Clock,
         filesystem: FileSystem,
-        connect: Connect | None = None,
+        links: Links | None = None,
     ) -> Self:
         """Recover the data directory, and begin to serve.
 
-        ``coordinator`` has started, and has read the journal ``opened``; it stops after the broker. ``connect`` opens a
-        connection to another broker, in a cluster. Raises DataDirectoryError, and CorruptionError if stored bytes have
-        changed since they were written.
+        ``coordinator`` has started, and has read the journal ``opened``; it stops after the broker. ``links`` lead to
+        the other brokers of a cluster; None on one node. Raises DataDirectoryError, and CorruptionError if stored bytes
+        have changed since they were written.
         """
         try:
             record_log_directory(filesystem, settings.data, settings.broker_id, settings.log_directory)
-            in_cluster = settings.zookeeper_connect is not None
-            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None, clock)
-            catalog = TopicCatalog(root, is_shared=in_cluster)
-            broker = cls(settings, coordinator, catalog, opened, authorizer, quotas, clock, filesystem, connect)
+            broker = cls(settings, coordinator, opened, authorizer, quotas, clock, filesystem, links)
             await broker._recover()
         except BaseException:
             opened.release()
@@ -249,58 +214,39 @@ class Broker:
 
     async def _recover(self) -> None:
         began = self.clock.monotonic()
-        bases = {key: tail.index.base_offset for key, tail in self._opened.tails.items()}
-        await self._topics.recover(self.filesystem, self._opened.tails)
-        self._opened.tails = {}
+        tails = self._opened.take_tails()
+        bases = {key: tail.index.base_offset for key, tail in tails.items()}
+        served = self.topics.served
+        await served.recover(self.filesystem, tails, self.elsewhere.discovery, self.erasing.load)
+        del tails
         await self.erasing.recover(bases)
         self._schedule.start()
         self._upkeep.start()
-        self.admission.not_ready = None
+        self.admission.open()
         self.erasing.start()
         seconds = round(self.clock.monotonic() - began, 3)
-        log.info("broker.started", data=str(self.settings.data), seconds=seconds, **self._topics.facts())
-
-    def _journal_failed(self) -> None:
-        if self.settings.zookeeper_connect is not None:
-            self._telling_offline = asyncio.create_task(self._tell_offline())
-
-    async def _tell_offline(self) -> None:
-        """Let others lead what a failed journal cannot serve, now and for partitions that come later, until the process
-        ends.
-        """
-        told: Mapping[str, Sequence[int]] = {}
-        while True:
-            if (here := self._coordinator.replicas_here()) != told:
-                try:
-                    await self._coordinator.set_offline(here)
-                    told = here
-                    log.error("broker.offline", topics=len(here), reason="the journal has failed: others lead")
-                except LogStoreError as error:
-                    log.warning("broker.offline_not_told", why=error.message)
-            await asyncio.sleep(_OFFLINE_S)
+        log.info("broker.started", data=str(self.settings.data), seconds=seconds, **served.facts())
 
     async def stop(self) -> None:
         """Refuse new appends, seal as much as ``ROLL_AT_STOP_S`` allows, and release the data directory."""
-        self.admission.not_ready = "the store is stopping"
-        if self.others is not None:
-            await self.others.appends.close()
-        if self._telling_offline is not None:
-            self._telling_offline.cancel()
+        self.admission.close("the store is stopping")
+        await self.elsewhere.close()
         await self.erasing.stop()
         await self._upkeep.stop()
         await self._schedule.stop()
-        await self._topics.stop()
+        await self.elsewhere.discovery.stop()
+        await self.topics.served.stop()
         await self.replicas.stop()
         if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables
             await self._schedule.roll_at_stop()
         await self._roller.drain()
-        self._topics.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))
+        self.topics.served.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))
         try:
             await self.journal.close()
         finally:
-            self._producing.close()
-            self._batch_producing.close()
-            self._fetching.close()
+            self.produce.records.close()
+            self.produce.batches.close()
+            self.fetch.close()
             self._writers.shutdown()
             self._opened.release()
         log.info("broker.stopped")
@@ -312,56 +258,15 @@ class Broker:
                 listener(topic, partition_log.partition)
 
     def _leadership_changed(self, topic: Topic, partition: int) -> None:
-        self._topics.leadership_changed(topic)
+        self.elsewhere.discovery.leadership_changed(topic)
         self._schedule.touch(topic)
         for listener in self.leadership_listeners:
             listener(topic, partition)
 
     def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
         """Return a session for the fetches of a follower over one connection; the caller closes it."""
-        return FetchSession(
-            broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
-        )
-
-    async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
-        """Return the leaders' offsets of those ``logs`` that other brokers lead; -1 if a leader does not answer."""
-        return {} if self.others is None else await self.others.offsets(logs)
-
-    async def ends_in_doubt(self, offsets: Iterable[tuple[PartitionLog, int]]) -> "OffsetsElsewhere":
-        """Return ``offsets_elsewhere`` of the partitions whose end, as far as this broker knows, is below the
-        offset.
-        """
-        logs = [log for log, offset in offsets if not log.is_leader and offset > log.high_watermark]
-        return await self.offsets_elsewhere(logs) if logs else {}
-
-    async def until_known(self, topics: Iterable[str]) -> None:
-        """Wait, in a cluster, for those of these topics that another broker has just made."""
-        if self.others is not None:
-            await self.others.router.until_known(topics)
-
-    def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
-        """Connect the rooms to the other brokers, which from now on get and serve the records of the partitions they
-        lead.
-
-        Call it once, after the start.
-        """
-        from logstore.broker.other_brokers import OtherBrokers
-
-        self.others = others = OtherBrokers(
-            self._coordinator,
-            self._topics,
-            peers,
-            http,
-            self._producing,
-            self.admission,
-            self.authorizer,
-            self.settings,
-        )
-        self._producing.remote = others.appends
-        self._fetching.remote = others.fetches
-        self._changes.create_at_controller = others.create_topic
-        self.erasing.others = others
-        return others
+        find = self.topics.served.partition_log
+        return FetchSession(broker_id, broker_epoch, self.journal, self.clock, find, self.replicas.followed)
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
@@ -387,13 +292,12 @@ class Broker:
         return self.admission.not_ready_reason or self._coordinator.not_ready_reason or self.replicas.not_ready_reason
 
 
-__all__ = [
-    "Broker",
-    "FetchResult",
-    "PartitionLog",
-    "PartitionResponse",
-    "PartitionState",
-    "ProduceResult",
-    "RollResult",
-    "Topic",
-]
+def _elsewhere(
+    coordinator: ClusterState, served: Topics, links: Links | None, settings: Settings, filesystem: FileSystem
+) -> Elsewhere:
+    if links is None:
+        discovery = Discovery()
+        return Elsewhere(Router(coordinator, served, discovery), Appends(), Fetches(), discovery)
+    from logstore.broker.elsewhere.other_brokers import OtherBrokers
+
+    return OtherBrokers(coordinator, served, links, settings, filesystem)

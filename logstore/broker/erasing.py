@@ -26,7 +26,7 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -36,11 +36,12 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
-from logstore.broker.producing import Producing
+from logstore.broker.elsewhere.nobody import Elsewhere
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets
+from logstore.broker.produce.records import Producing
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.topic_changes import TopicChanges
-from logstore.broker.topics import Topics
+from logstore.broker.topics.changes import TopicChanges
+from logstore.broker.topics.served import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
 from logstore.cluster.cluster_state import ClusterState
@@ -103,9 +104,6 @@ from logstore.records.where.expression import Node
 from logstore.segments.merge import Rows
 from logstore.settings import Settings
 from logstore.threads import threads
-
-if TYPE_CHECKING:
-    from logstore.broker.other_brokers import OtherBrokers
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -177,6 +175,7 @@ class Erasing:
         settings: Settings,
         clock: Clock,
         filesystem: FileSystem,
+        elsewhere: Elsewhere,
     ) -> None:
         self._topics = topics
         self._changes = changes
@@ -192,6 +191,7 @@ class Erasing:
         self._settings = settings
         self._clock = clock
         self._filesystem = filesystem
+        self._elsewhere = elsewhere
         self._table = ErasuresTable()
         self._runs: dict[str, _Run] = {}
         self._counts: dict[str, Count] = {}
@@ -207,8 +207,6 @@ class Erasing:
         self._counting: dict[asyncio.Task[None], None] = {}
         self._threads: Executor | None = None
         self._pool: Executor | None = None
-        #: None on one node.
-        self.others: OtherBrokers | None = None
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -310,7 +308,7 @@ class Erasing:
 
     async def _bounds(self, topic: Topic) -> tuple[ErasedPartition, ...]:
         """Return bounds that cover all records that are acknowledged now."""
-        elsewhere: OffsetsElsewhere = {} if self.others is None else await self.others.offsets(topic.partitions)
+        elsewhere = await self._elsewhere.offsets(topic.partitions)
         ends, epochs = {}, {}
         for partition_log in topic.partitions:
             partition_log.require_served()
@@ -501,8 +499,7 @@ class Erasing:
         Raises ErasureWaitsError if that is not possible now, and as ``Roller.roll``.
         """
         await self._roller.roll(topic)
-        if self.others is not None:
-            await self.others.ask_leaders(INTERNAL, topic, "roll")
+        if await self._elsewhere.ask_leaders(INTERNAL, topic, "roll"):
             await self._roller.refresh(topic)
         for one in record.partitions:
             if topic.snapshot.partitions[one.partition].sealed < one.end_offset:
@@ -530,21 +527,9 @@ class Erasing:
     # ---- brokers ----------------------------------------------------------------------------------------------------
 
     def _expected(self, record: Erasure) -> set[int]:
-        """Return the brokers whose journals may have the bytes.
-
-        These are the live brokers, the replicas, and all brokers that have a directory in the store.
-        """
-        here = self._coordinator.broker_id
-        if self.others is None:
-            return {here}
-        found = {here, *self._coordinator.brokers_by_id}
-        topic_id = UUID(record.topic_id)
-        for one in record.partitions:
-            found.update(self._coordinator.partition_state(topic_id, one.partition).replicas)
-        with contextlib.suppress(OSError):
-            names = self._filesystem.names(self._settings.data / "brokers")
-            found.update(int(name) for name in names if name.isdecimal())
-        return found
+        """Return the brokers whose journals may have the bytes."""
+        partitions = (one.partition for one in record.partitions)
+        return {self._coordinator.broker_id} | self._elsewhere.with_journals(UUID(record.topic_id), partitions)
 
     async def _erase_from_journals(self, record: Erasure) -> Erasure:
         """Ask each live broker to confirm; brokers that have not confirmed are ``pending`` afterwards."""
@@ -553,7 +538,9 @@ class Erasing:
         here = self._coordinator.broker_id
         asked: dict[int, Awaitable[ErasedBroker]] = {}
         for broker in expected & {here, *self._coordinator.brokers_by_id}:
-            asked[broker] = self.erase_here(record) if broker == here else self._ask(broker, record)
+            asked[broker] = (
+                self.erase_here(record) if broker == here else self._elsewhere.erase_from_journal(broker, record.id)
+            )
         answers = await asyncio.gather(*asked.values(), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, ErasedBroker):
@@ -565,10 +552,6 @@ class Erasing:
             brokers=tuple(confirmed[broker] for broker in sorted(confirmed)),
             pending=tuple(sorted(expected - confirmed.keys())),
         )
-
-    async def _ask(self, broker: int, record: Erasure) -> ErasedBroker:
-        assert self.others is not None
-        return await self.others.erase_from_journal(broker, record.id)
 
     async def erase_known(self, erasure_id: str) -> ErasedBroker:
         """Do ``erase_here`` for an erasure whose record is in the table. Raises UnknownErasureError."""
@@ -674,8 +657,7 @@ class Erasing:
             result.require_stored()
             self._filesystem.reached("erase.recorded")
             await self._roller.roll(topic)
-            if self.others is not None:
-                await self.others.ask_leaders(INTERNAL, topic, "roll")
+            if await self._elsewhere.ask_leaders(INTERNAL, topic, "roll"):
                 await self._roller.refresh(topic)
             await self.load(topic)
             return record
@@ -683,8 +665,8 @@ class Erasing:
     async def _erasures_topic(self) -> Topic:
         if (found := self._topics.served(ERASURES_TOPIC)) is not None:
             return found
-        if self.others is not None and self._coordinator.controller_id != self._coordinator.broker_id:
-            await self.others.make_topic_of_erasures()
+        if self._coordinator.controller_id != self._coordinator.broker_id:
+            await self._elsewhere.make_topic_of_erasures()
         return await self.make_topic()
 
     async def make_topic(self) -> Topic:

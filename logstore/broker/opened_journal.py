@@ -59,6 +59,11 @@ class OpenedJournal:
             raise
         return self.journal.found
 
+    def take_tails(self) -> dict[PartitionKey, JournalTail]:
+        """Return what the journal has of each partition, and keep nothing of it."""
+        tails, self.tails = self.tails, {}
+        return tails
+
     def release(self) -> None:
         """Release the journal's own lock. Close the files of a journal that was not started."""
         self.journal.abandon()

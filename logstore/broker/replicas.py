@@ -54,7 +54,7 @@ class Replicas:
         journal: Journal,
         roller: Roller,
         clock: Clock,
-        connect: Callable[[int], Awaitable[Connection]] | None,
+        connect: Callable[[int], Awaitable[Connection]],
         settings: FetcherSettings,
         *,
         fetchers_per_broker: int,
@@ -292,7 +292,6 @@ class Replicas:
         number = hash(key) % self._fetchers_per_broker
         fetcher = self._fetchers.get((state.leader, number))
         if fetcher is None:
-            assert self._connect is not None, "one node follows nobody"
             connect, leader = self._connect, state.leader
             fetcher = ReplicaFetcher(leader, lambda: connect(leader), self._journal, self._reset, self._settings)
             self._fetchers[leader, number] = fetcher
@@ -320,9 +319,9 @@ class Replicas:
         """Apply changed replicas or a changed ISR of a partition that is led here, in the same epoch."""
         leadership = partition_log.require_leader()
         if leadership.in_sync_replicas is None:
-            leadership.in_sync_replicas = self._in_sync_replicas(self._topics[key], state)
+            leadership.replicate(self._in_sync_replicas(self._topics[key], state))
         elif state.replicas == (self._coordinator.broker_id,):
-            leadership.in_sync_replicas = None
+            leadership.replicate(None)
             leadership.advance(partition_log.log_end_offset)
         else:
             leadership.commit(state.replicas, state.in_sync_replicas, self._clock.monotonic())

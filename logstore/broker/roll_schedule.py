@@ -73,6 +73,10 @@ class RollSchedule:
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
+    def keep_unserved(self, unserved: Mapping[PartitionKey, KeepsFrames]) -> None:
+        """Keep the journal frames of these partitions as well: they are not served."""
+        self.unserved = unserved
+
     def mark_all(self) -> None:
         """Mark all logs before their tables are read at the start: a table with the same mark need not be read again.
 

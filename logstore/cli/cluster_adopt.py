@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from logstore.cluster import znodes
     from logstore.cluster.zookeeper import ZooKeeper
     from logstore.delta.snapshot import TopicSnapshot
-    from logstore.log.table_check import Tails
+    from logstore.inspection.table_check import Tails
 
 
 EXAMPLES = """\b

@@ -15,7 +15,7 @@ from logstore.lock_file import LockFile
 from logstore.names import is_legal_name
 
 if TYPE_CHECKING:
-    from logstore.journal.observed import ObservedJournal
+    from logstore.inspection.observed_journal import ObservedJournal
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
@@ -66,7 +66,7 @@ def observed_journal(journal: Path) -> "ObservedJournal":
     Reading it raises JournalDiffersError after the last frame if it is not the journal that was there before.
     """
     from logstore.cluster.log_directory import journal_check
-    from logstore.journal.observed import ObservedJournal
+    from logstore.inspection.observed_journal import ObservedJournal
 
     return ObservedJournal(journal, check=journal_check(log_directory_of(journal)))
 

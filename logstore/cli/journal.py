@@ -36,9 +36,9 @@ from logstore.errors import CorruptionError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logstore.inspection.journal import DumpRow, VerifyReport
     from logstore.journal.errors import JournalDiffersError
     from logstore.journal.frame import FrameHeader
-    from logstore.journal.inspect import DumpRow, VerifyReport
 
 app = typer.Typer(no_args_is_help=True, help="Look at a journal, check it, repair it.", rich_markup_mode=None)
 
@@ -94,7 +94,7 @@ def dump(
 
     In a cluster each broker has a journal of its own: they are shown one after the other. Records are of one of them.
     """
-    from logstore.journal import inspect
+    from logstore.inspection import journal as inspect
 
     require_records(records, **{"from": start, "to": end, "format": format})
     if records:
@@ -161,7 +161,7 @@ def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
 def _records(
     journal: Path, names: dict[str, str], topic: str | None, partition: int | None, wanted: Wanted
 ) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
-    from logstore.journal.observed import ObservedJournal
+    from logstore.inspection.observed_journal import ObservedJournal
     from logstore.log.frame_records import frame_records
 
     ids = _topic_ids(names, topic)
@@ -240,7 +240,7 @@ def verify(directory: DirectoryArgument = None, data: DataOption = None, json: J
     Reports whether a start would accept the journal; exit code 1 if not. Takes no lock, and works while the store runs.
     """
     from logstore.cluster.log_directory import journal_check
-    from logstore.journal import inspect
+    from logstore.inspection import journal as inspect
 
     reports = [
         (journal, inspect.verify(journal, check=journal_check(log_directory_of(journal))))

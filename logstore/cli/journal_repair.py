@@ -23,9 +23,9 @@ from logstore.cli.output import counted, print_json, print_table
 from logstore.errors import LogStoreError
 
 if TYPE_CHECKING:
-    from logstore.journal.inspect import RepairReport
+    from logstore.inspection.journal import RepairReport
+    from logstore.inspection.journal_loss import Table, TakenOut
     from logstore.journal.scan import RecoveredFrame
-    from logstore.log.journal_loss import Table, TakenOut
 
 REPAIR_EXAMPLES = """\b
 Examples:
@@ -71,7 +71,7 @@ def repair(
         read_directory,
     )
     from logstore.filesystem import local_filesystem
-    from logstore.journal import inspect
+    from logstore.inspection import journal as inspect
     from logstore.journal.errors import JournalCorruptionError, JournalDiffersError
 
     if len(journals := journal_directories(directory, None)) > 1:
@@ -120,9 +120,9 @@ def repair(
 
 
 def _taken_out(journal: Path, damage: LogStoreError, data: Path | None) -> "list[TakenOut]":
-    from logstore.journal import inspect
+    from logstore.inspection import journal as inspect
+    from logstore.inspection.journal_loss import taken_out
     from logstore.journal.errors import JournalCorruptionError
-    from logstore.log.journal_loss import taken_out
     from logstore.log.journal_tail import collect_tails
     from logstore.table_root import open_root
 
@@ -134,8 +134,8 @@ def _taken_out(journal: Path, damage: LogStoreError, data: Path | None) -> "list
 
 
 def _good_frames(journal: Path) -> "Iterator[RecoveredFrame]":
+    from logstore.inspection.observed_journal import ObservedJournal
     from logstore.journal.errors import JournalCorruptionError
-    from logstore.journal.observed import ObservedJournal
 
     try:
         yield from ObservedJournal(journal).frames()
@@ -146,7 +146,7 @@ def _good_frames(journal: Path) -> "Iterator[RecoveredFrame]":
 def _tables(data: Path) -> "dict[UUID, Table]":
     """Return the tables that can be read, by topic id."""
     from logstore.delta.log_check import observed_snapshot
-    from logstore.log.journal_loss import Table
+    from logstore.inspection.journal_loss import Table
     from logstore.table_root import open_root
 
     root = open_root(data)

@@ -253,7 +253,7 @@ class _Checked:
 def _check(found: _File, remains: "LogRemains") -> _Checked:
     from logstore.delta.actions import Add
     from logstore.errors import LogStoreError
-    from logstore.log.table_check import check_active
+    from logstore.inspection.table_check import check_active
     from logstore.segments.checking import check_file
 
     problems: list[str] = []

@@ -27,8 +27,8 @@ from logstore.cli.output import bytes_text, counted, print_json, print_table
 
 if TYPE_CHECKING:
     from logstore.errors import LogStoreError
-    from logstore.log.table_check import Finding, Journals, Tails, TopicReport
-    from logstore.log.table_rebuild import RebuildPlan
+    from logstore.inspection.table_check import Finding, Journals, Tails, TopicReport
+    from logstore.inspection.table_rebuild import RebuildPlan
     from logstore.table_files import TableFiles
 
 DataOption = Annotated[
@@ -77,7 +77,7 @@ def verify(
 
     In a cluster the journal of each broker is compared with the tables.
     """
-    from logstore.log.table_check import newest_tails, verify_topic
+    from logstore.inspection.table_check import newest_tails, verify_topic
     from logstore.table_root import open_root
 
     directory = given_data(data)
@@ -163,7 +163,7 @@ def _all_log_directories(data: Path, named: Sequence[Path]) -> list[Path]:
 
 def _newest_tails(data: Path, homes: Sequence[Path]) -> "Tails":
     """Return the newest replica's content for each partition. Raises the damage of a journal."""
-    from logstore.log.table_check import newest_tails
+    from logstore.inspection.table_check import newest_tails
 
     journals, damages = read_journals(homes)
     if damages:
@@ -248,7 +248,7 @@ def rebuild(
     count, so that what retention, compaction and merge took out stays out. The old log is kept beside the new one. In a
     cluster the journal counts whose replica is the newest: name the log directories of all brokers.
     """
-    from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
+    from logstore.inspection.table_rebuild import Known, carry_out, plan_rebuild
     from logstore.table_root import open_root
     from logstore.topic_config import validate_overrides
 
@@ -383,7 +383,7 @@ def _print_plan(plan: "RebuildPlan") -> None:
 
 def _verified(data: Path, homes: Sequence[Path], name: str) -> "list[Finding]":
     """Return the problems of the rebuilt topic."""
-    from logstore.log.table_check import verify_topic
+    from logstore.inspection.table_check import verify_topic
     from logstore.table_root import open_root
 
     return verify_topic(open_root(data).open(name), read_journals(homes)[0]).problems
@@ -421,7 +421,7 @@ def take_feature_back(
     """
     from logstore.clock import SystemClock
     from logstore.delta.topic_table import TopicTable
-    from logstore.log.feature_removal import take_back
+    from logstore.inspection.feature_removal import take_back
     from logstore.settings import load_settings
     from logstore.table_root import open_root
     from logstore.topic_config import TopicConfig

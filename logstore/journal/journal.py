@@ -137,8 +137,8 @@ class Journal:
         self._rotating: list[asyncio.Future[int]] = []
         self._closing = False
         self._failed: LogStoreError | None = None
-        #: Called once, when the journal has failed for good.
-        self.on_failure: Callable[[], None] = lambda: None
+        self._failure_listener: Callable[[], None] = lambda: None
+        self._room_listener: Callable[[], None] = lambda: None
         self._full = False
         self._told: asyncio.Future[None] | None = None
         self._require_lock = require_lock
@@ -226,6 +226,14 @@ class Journal:
             raise RuntimeError("recover() has not been read to its end")
         return self._verdict.found(self._directory)
 
+    def on_failure(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` once, when the journal has failed for good."""
+        self._failure_listener = listener
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when the journal may have more room for appends, or has failed."""
+        self._room_listener = listener
+
     async def start(
         self, snapshots: Callable[[], Sequence[Frame]], record: JournalRecord, truncations: Sequence[Frame] = ()
     ) -> None:
@@ -310,6 +318,7 @@ class Journal:
         if self._told is not None:
             self._told.set_result(None)
             self._told = None
+        self._room_listener()
 
     async def _commit_appends(self) -> None:
         """Commit one group at a time, until the journal closes."""
@@ -454,7 +463,7 @@ class Journal:
         full = isinstance(error, StorageFullError)
         if not full and self._failed is None:
             self._failed = error
-            self.on_failure()
+            self._failure_listener()
         if not full or not self._full:
             _log.error("journal_append_failed", message=str(error), final=not full)
         self._full = full
@@ -597,6 +606,7 @@ class Journal:
         await self._thread.run(self._writer.check)
 
     def _free_files(self) -> None:
+        self._room_listener()
         if self._current is None or self._failed is not None:
             return
         freed = list(itertools.takewhile(lambda file: file is not self._current and not file.needed_by, self._files))
@@ -619,7 +629,8 @@ class Journal:
         if self._failed is None:
             self._failed = failure
             _log.error("journal_failed", message=str(failure))
-            self.on_failure()
+            self._failure_listener()
+            self._room_listener()
 
     async def close(self) -> None:
         """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""

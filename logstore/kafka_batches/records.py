@@ -129,7 +129,6 @@ def fault_error(fault: Fault, batch: int, record: int) -> InvalidRecordBatchErro
     0.
     """
     kind = InvalidTimestampError if fault is Fault.TIMESTAMP_VALUE else InvalidRecordBatchError
-    error = kind(f"Record {record} of record batch {batch} {_WORDS[fault]}")
-    if fault in _OF_THE_RECORD_ALONE:
-        error.refused = RefusedRecords((record,), f"The record {_WORDS[fault]}")
-    return error
+    is_alone = fault in _OF_THE_RECORD_ALONE
+    refused = RefusedRecords((record,), f"The record {_WORDS[fault]}") if is_alone else None
+    return kind(f"Record {record} of record batch {batch} {_WORDS[fault]}", refused)

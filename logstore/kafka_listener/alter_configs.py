@@ -9,7 +9,6 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from logstore.broker.authorizer import Operation
-from logstore.broker.broker import Topic
 from logstore.broker.context import RequestContext
 from logstore.errors import InvalidConfigError, InvalidRequestError, LogStoreError
 from logstore.kafka_listener.change_requests import answers, once
@@ -22,6 +21,7 @@ from logstore.kafka_protocol.messages import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from logstore.log.topic import Topic
 from logstore.topic_config import config_key
 
 _Replacing = AlterConfigsRequest.AlterConfigsResource
@@ -92,17 +92,15 @@ async def _alter(
     validate_only: bool,
 ) -> list[_Outcome]:
     broker = store.broker
-    await broker.until_known(one.resource_name for one in resources if one.resource_type == TOPIC)
+    await broker.elsewhere.until_known(one.resource_name for one in resources if one.resource_type == TOPIC)
 
     async def alter(asked: _Resource) -> _Outcome:
         try:
             _require_changeable(asked)
-            topic = broker.topic(context, asked.resource_name, Operation.ALTER_CONFIGS)
+            topic = broker.topics.served.topic(context, asked.resource_name, Operation.ALTER_CONFIGS)
             changed = changes(topic, asked)
-            if broker.others is None or broker.is_controller or not changed:
-                await broker.alter_configs(context, topic.name, changed, validate_only=validate_only)
-            else:
-                await broker.others.alter_configs(context, topic.name, changed, validate_only=validate_only)
+            alter = broker.topics.changes if broker.is_controller or not changed else broker.elsewhere
+            await alter.alter_configs(context, topic.name, changed, validate_only=validate_only)
         except LogStoreError as error:
             return _outcome(asked, error)
         return _outcome(asked)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from logstore.broker.configs import ConfigSource
+from logstore.broker.topics.configs import ConfigSource
 from logstore.topic_config import ConfigKind
 
 #: ``ConfigResource.Type``.

@@ -19,8 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import msgspec
 import structlog
@@ -34,6 +33,7 @@ from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, an
 from logstore.kafka_listener.fetch_sessions import Fetching
 from logstore.kafka_listener.http_refusal import HTTP_REFUSAL
 from logstore.kafka_listener.idle_fetch import IdleFetch
+from logstore.kafka_listener.listening import Listener
 from logstore.kafka_listener.produce import Turn
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.frame_reader import FrameReader
@@ -41,10 +41,6 @@ from logstore.kafka_protocol.requests import Request, read_request
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB
 from logstore.listening_sockets import bytes_in_kernel
 from logstore.observability import KAFKA_REQUEST_SECONDS, KAFKA_REQUESTS, LOG_FIELDS, client_label
-from logstore.settings import Settings
-
-if TYPE_CHECKING:
-    from logstore.kafka_listener.listener import KafkaListener
 
 log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
@@ -65,25 +61,6 @@ _CLIENT_ID_LENGTH_MAX: Final = 128
 _SHORT_BYTES_MAX: Final = 4 * KIB
 # Larger requests, without records, are decoded one at a time, so that others get their responses in between.
 _AT_ONCE_BYTES_MAX: Final = 64 * KIB
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """``docs/configuration.md`` has the settings. Times are in seconds."""
-
-    request_bytes_max: int
-    idle_seconds: float
-    request_seconds: float
-    answer_seconds: float
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        return cls(
-            settings.max_request_size,
-            settings.kafka_idle_ms / 1000,
-            settings.request_body_timeout_ms / 1000,
-            settings.response_timeout_ms / 1000,
-        )
 
 
 class _InHand:
@@ -107,7 +84,7 @@ class _InHand:
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, listener: "KafkaListener") -> None:
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._store = listener.store
         self._limits = listener.limits

@@ -23,11 +23,11 @@ async def create_partitions(
 
     async def answer(asked: _Asked) -> _Result:
         try:
-            there = len(store.broker.topic(context, asked.name, Operation.ALTER).partitions)
+            there = len(store.broker.topics.served.topic(context, asked.name, Operation.ALTER).partitions)
             if asked.count == there:  # HTTP accepts this, because a request may be repeated there.
                 raise InvalidPartitionsError(f"Topic {asked.name!r} has {there} partitions already.")
             async with deadline.wait(f"Adding partitions to topic {asked.name!r}"):
-                await store.broker.add_partitions(
+                await store.broker.topics.changes.add_partitions(
                     context,
                     asked.name,
                     asked.count,

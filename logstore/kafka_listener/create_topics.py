@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Topic
-from logstore.broker.configs import topic_layers
 from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.topics.configs import topic_layers
 from logstore.errors import (
     InvalidConfigError,
     InvalidReplicaAssignmentError,
@@ -19,6 +18,7 @@ from logstore.kafka_listener.config_numbers import SOURCES
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import number_of
 from logstore.kafka_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
+from logstore.log.topic import Topic
 from logstore.topic_config import CONFIG_KEYS, TopicConfig, validate_overrides
 
 #: The number of partitions or replicas, or another number, that the store chooses.
@@ -42,7 +42,7 @@ async def create_topics(
             assignments = _assignments(asked)
             configs = _configs(asked)
             async with deadline.wait(f"The creation of topic {asked.name!r}"):
-                topic = await store.broker.create_topic(
+                topic = await store.broker.topics.changes.create(
                     context,
                     asked.name,
                     partitions=None if asked.num_partitions == _DEFAULT else asked.num_partitions,
@@ -120,7 +120,7 @@ def _created(
     values = TopicConfig.parse(overrides, settings.topic_defaults).as_strings()
     if topic is not None:
         partitions = len(topic.partitions)
-        replicas = len(store.broker.partition_state(INTERNAL, topic, 0).replicas)
+        replicas = len(store.broker.topics.leaders.partition_state(INTERNAL, topic, 0).replicas)
     elif assignments:
         partitions, replicas = len(assignments), len(assignments[0])
     else:

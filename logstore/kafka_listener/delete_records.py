@@ -27,16 +27,16 @@ async def delete_records(
 ) -> DeleteRecordsResponse:
     deadline = Deadline(request.timeout_ms)
     broker = store.broker
-    await broker.until_known(topic.name for topic in request.topics)
+    await broker.elsewhere.until_known(topic.name for topic in request.topics)
 
     async def answer(asked: _Asked) -> _Result:
         wanted = {one.partition_index: one.offset for one in asked.partitions}
         counts = Counter(one.partition_index for one in asked.partitions)
         repeated = {partition for partition, count in counts.items() if count > 1}
         try:
-            topic = broker.topic(context, asked.name, Operation.DELETE)
+            topic = broker.topics.served.topic(context, asked.name, Operation.DELETE)
             async with deadline.wait(f"The deletion of records of topic {asked.name!r}"):
-                starts = await broker.delete_all_records(
+                starts = await broker.topics.tables.delete_all_records(
                     context, topic, {one: offset for one, offset in wanted.items() if one not in repeated}
                 )
         except LogStoreError as error:

@@ -39,9 +39,9 @@ async def delete_topics(
             if name is None:
                 topic_id = UUID(bytes=asked.topic_id)
                 # A client that may not describe the topic does not see its name.
-                name = store.broker.topic_by_id(context, topic_id).name
+                name = store.broker.topics.served.topic_by_id(context, topic_id).name
             async with deadline.wait(f"The deletion of topic {name!r}"):
-                await store.broker.delete_topic(context, name, topic_id)
+                await store.broker.topics.changes.delete(context, name, topic_id)
         except LogStoreError as error:
             return _refused(_Asked(name, asked.topic_id), error)
         return _Result(name=name, topic_id=asked.topic_id)

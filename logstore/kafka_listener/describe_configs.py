@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.configs import ConfigLayer, setting_layers, topic_layers
 from logstore.broker.context import RequestContext
+from logstore.broker.topics.configs import ConfigLayer, setting_layers, topic_layers
 from logstore.errors import InvalidRequestError, LogStoreError
 from logstore.kafka_listener.config_numbers import BROKER, GROUP, SOURCES, TOPIC, TYPES
 from logstore.kafka_listener.store import KafkaStore
@@ -34,7 +34,9 @@ async def describe_configs(
     request: DescribeConfigsRequest,
     version: int,  # noqa: ARG001 - as all handlers
 ) -> DescribeConfigsResponse:
-    await store.broker.until_known(one.resource_name for one in request.resources if one.resource_type == TOPIC)
+    await store.broker.elsewhere.until_known(
+        one.resource_name for one in request.resources if one.resource_type == TOPIC
+    )
 
     def answer(asked: _Asked) -> _Result:
         names = frozenset(asked.configuration_keys or ())
@@ -85,7 +87,7 @@ def _of_topic(
     request: DescribeConfigsRequest,
     is_wanted: Callable[[str], bool],
 ) -> Iterator[_Config]:
-    topic = store.broker.topic(context, name, Operation.DESCRIBE_CONFIGS)
+    topic = store.broker.topics.served.topic(context, name, Operation.DESCRIBE_CONFIGS)
     values = topic.config.as_strings()
     for key in CONFIG_KEYS:
         if not is_wanted(key.name):

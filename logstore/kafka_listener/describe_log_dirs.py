@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
-from logstore.broker.broker import Topic
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.errors import ClusterAuthorizationError, StorageError
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import number_of
 from logstore.kafka_protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
+from logstore.log.topic import Topic
 
 _Result = DescribeLogDirsResponse.DescribeLogDirsResult
 _Topic = DescribeLogDirsResponse.DescribeLogDirsTopic
@@ -50,7 +50,7 @@ async def describe_log_dirs(
             wanted.setdefault(asked.topic, set()).update(asked.partitions)
     topics = []
     looked_at = 0
-    for topic in broker.topics(INTERNAL, include_internal=True):
+    for topic in broker.topics.served.all(INTERNAL, include_internal=True):
         if wanted is not None and topic.name not in wanted:
             continue
         partitions = range(len(topic.partitions)) if wanted is None else sorted(wanted[topic.name])

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from logstore.broker.authorizer import ResourceType
-from logstore.broker.broker import Topic
 from logstore.broker.context import RequestContext
 from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import InvalidRequestError, LeaderNotAvailableError, LogStoreError
@@ -15,6 +14,7 @@ from logstore.kafka_listener.authorized_operations import authorized_operations
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import NONE, number_of
 from logstore.kafka_protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
+from logstore.log.topic import Topic
 
 #: Kafka's ``max.request.partition.size.limit``.
 _PARTITIONS_MAX: Final = 2000
@@ -37,8 +37,8 @@ async def describe_topic_partitions(
             "The cursor is a partition of a topic that the request names: send one of an answer."
         )
         return DescribeTopicPartitionsResponse(topics=[_refused(name, error) for name in asked])
-    await broker.until_known(asked)
-    names = asked or [topic.name for topic in broker.topics(context, include_internal=True)]
+    await broker.elsewhere.until_known(asked)
+    names = asked or [topic.name for topic in broker.topics.served.all(context, include_internal=True)]
     first = "" if cursor is None else cursor.topic_name
     left = max(1, min(request.response_partition_limit, _PARTITIONS_MAX))
     brokers = frozenset(store.coordinator.brokers)
@@ -49,8 +49,8 @@ async def describe_topic_partitions(
         if left == 0:
             return DescribeTopicPartitionsResponse(topics=found, next_cursor=_cursor(name, 0))
         try:
-            topic = broker.topic(context, name)
-            states = broker.partition_states(context, topic)
+            topic = broker.topics.served.topic(context, name)
+            states = broker.topics.leaders.partition_states(context, topic)
         except LogStoreError as error:
             if asked:
                 found.append(_refused(name, error))

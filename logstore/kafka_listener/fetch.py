@@ -16,7 +16,7 @@ import msgspec
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation
 from logstore.broker.context import RequestContext
-from logstore.broker.fetching import FetchLimits, WantedPartition
+from logstore.broker.fetch.fetching import FetchLimits, WantedPartition
 from logstore.errors import (
     FencedLeaderEpochError,
     InvalidRequestError,
@@ -67,8 +67,8 @@ async def fetch(
         fetching = begun or store.fetch_sessions.begin(request, by_id=version >= TOPIC_IDS_VERSION)
     except LogStoreError as error:
         return FetchResponse(error_code=number_of(error))
-    if store.broker.others is not None and version < TOPIC_IDS_VERSION:
-        await store.broker.until_known({str(topic) for (topic, _), _ in fetching.partitions})
+    if version < TOPIC_IDS_VERSION:
+        await store.broker.elsewhere.until_known(str(topic) for (topic, _), _ in fetching.partitions)
     answers = _Answers(store, context, version, Isolation(request.isolation_level))
     found = await answers.find(fetching)
     wanted = [one for _, one in found if isinstance(one, WantedPartition)]
@@ -81,7 +81,7 @@ async def fetch(
         isolation=answers.isolation,
     )
     try:
-        fetched = await store.broker.fetch_batches(context, wanted, limits)
+        fetched = await store.broker.fetch.batches(context, wanted, limits)
     except ThrottledError as error:
         return fetching.throttled(error.retry_after_s * 1000)
     try:
@@ -109,8 +109,8 @@ async def _in_kafkas_form(wanted: Sequence[WantedPartition], answers: Mapping[in
 def topic_of(store: KafkaStore, context: RequestContext, name: bytes | str) -> Topic:
     """Return the topic with this id (bytes) or name. Raises the error if it may not be read, or does not exist."""
     if isinstance(name, str):
-        return store.broker.topic(context, name, Operation.READ)
-    return store.broker.topic_by_id(context, _topic_id(name), Operation.READ)
+        return store.broker.topics.served.topic(context, name, Operation.READ)
+    return store.broker.topics.served.topic_by_id(context, _topic_id(name), Operation.READ)
 
 
 def _bounded(num_bytes: int) -> int:

@@ -60,7 +60,7 @@ async def _find(store: KafkaStore, context: RequestContext, key_type: int, key: 
         raise InvalidRequestError(f"The store coordinates groups (key type 0), nothing of key type {key_type}.")
     await store.groups.until_there(context, key)
     node_id = store.groups.coordinator_of(context, key)
-    if store.settings.zookeeper_connect is None:
+    if store.broker.elsewhere.is_alone:
         node_id = store.node_id  # A single node coordinates all groups, even before it has made the topic of groups.
     endpoint = store.endpoint(node_id)
     if endpoint is None:

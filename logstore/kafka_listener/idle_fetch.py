@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from logstore.broker.context import RequestContext
-from logstore.broker.purgatory import Permissions, WantedPartition, end_of_wait, refuse
+from logstore.broker.fetch.purgatory import Permissions, WantedPartition, refuse
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import LogStoreError
 from logstore.kafka_listener.fetch import TOPIC_IDS_VERSION, topic_of
@@ -21,8 +21,8 @@ from logstore.kafka_listener.fetch_sessions import CachedPartition, Fetching, Se
 from logstore.kafka_listener.leader_epochs import UNDEFINED
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import FetchRequest
+from logstore.log.delayed_fetch import DelayedFetch, Source, end_of_wait
 from logstore.log.isolation import ISOLATION_LEVELS, Isolation
-from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 
 #: A session with more partitions does not wait here, because their state would take too much memory.
@@ -62,14 +62,13 @@ class IdleFetch:
         # The last wait's partitions, the state of their session, and the isolation level. They are kept for the next
         # fetch, unless something has happened.
         self._watched: Sequence[_Watched] = ()
-        self._sources: Sequence[Permissions | PartitionLog] = ()
+        self._sources: Sequence[Source] = ()
         self._permissions: Permissions | None = None
         self._state: object = None
         self._isolation_level = -1
         # The present wait.
         self._fetching: Fetching | None = None
-        self._news: asyncio.Future[bool] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._delayed: DelayedFetch | None = None
         self._end = 0.0
 
     def begin(self, request: FetchRequest, version: int, context: RequestContext) -> bool:
@@ -148,30 +147,21 @@ class IdleFetch:
     def _wait(self, seconds: float) -> None:
         now = self._loop.time()
         self._end = now + seconds
-        self._news = news = self._loop.create_future()
-        news.add_done_callback(self._news_came)
-        for source in self._sources:
-            source.add_reader(news)
-        self._timer = self._loop.call_at(end_of_wait(now, self._end), self._time_is_over)
+        self._delayed = DelayedFetch(self._sources, end_of_wait(now, self._end))
+        self._delayed.news.add_done_callback(self._over)
 
-    def _news_came(self, news: "asyncio.Future[bool]") -> None:
-        if news is self._news:
-            self._over(has_news=True)
-
-    def _time_is_over(self) -> None:
+    def _over(self, news: "asyncio.Future[bool]") -> None:
+        fetching = self._fetching
+        if fetching is None or self._delayed is None or news is not self._delayed.news:
+            return
         has_news = True
         try:
-            has_news = not self._is_idle  # A new log start wakes nobody.
+            has_news = news.result() or not self._is_idle  # A new log start wakes nobody.
         finally:
-            self._over(has_news=has_news)
-
-    def _over(self, *, has_news: bool) -> None:
-        fetching = self._fetching
-        assert fetching is not None
-        self.cancel()
-        if has_news:
-            self._forget()
-        self._ended(fetching, has_news)
+            self.cancel()
+            if has_news:
+                self._forget()
+            self._ended(fetching, has_news)
 
     @property
     def ms_left(self) -> int:
@@ -180,9 +170,6 @@ class IdleFetch:
 
     def cancel(self) -> None:
         """Wait no longer; ``ended`` is not called."""
-        if self._news is not None:
-            for source in self._sources:
-                source.remove_reader(self._news)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._fetching = self._news = self._timer = None
+        if self._delayed is not None:
+            self._delayed.cancel()
+        self._fetching = self._delayed = None

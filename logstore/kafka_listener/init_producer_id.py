@@ -25,7 +25,7 @@ async def init_producer_id(
         if (request.producer_id < 0) != (request.producer_epoch < 0):
             raise InvalidRequestError("A producer has an id and an epoch, or neither of them.")
         producer_id = None if request.producer_id < 0 else request.producer_id
-        made = await store.broker.init_producer(context, producer_id, request.producer_epoch)
+        made = await store.broker.produce.records.init_producer(context, producer_id, request.producer_epoch)
     except LogStoreError as error:
         return InitProducerIdResponse(error_code=number_of(error), producer_id=-1, producer_epoch=-1)
     return InitProducerIdResponse(producer_id=made.producer_id, producer_epoch=made.producer_epoch)

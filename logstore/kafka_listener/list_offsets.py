@@ -49,7 +49,7 @@ async def list_offsets(
     store: KafkaStore, context: RequestContext, request: ListOffsetsRequest, version: int
 ) -> ListOffsetsResponse:
     """Return an error or an offset for each partition; offset -1 if there is no such record."""
-    await store.broker.until_known(topic.name for topic in request.topics)
+    await store.broker.elsewhere.until_known(topic.name for topic in request.topics)
     times = Counter((topic.name, one.partition_index) for topic in request.topics for one in topic.partitions)
     topics = []
     for asked in request.topics:
@@ -60,7 +60,7 @@ async def list_offsets(
                     raise InvalidRequestError(f"{asked.name}-{one.partition_index} is asked for more than once.")
                 if request.isolation_level not in ISOLATION_LEVELS:
                     raise InvalidRequestError(f"There is no isolation level {request.isolation_level}.")
-                topic = store.broker.topic(context, asked.name)
+                topic = store.broker.topics.served.topic(context, asked.name)
                 answer = await _find(store, context, topic, one, Isolation(request.isolation_level), version)
             except LogStoreError as error:
                 answer = _Answer(partition_index=one.partition_index, error_code=_number_of(error, version))
@@ -93,9 +93,9 @@ async def _find(
         case -5:
             return _answer(asked, UNDEFINED, UNDEFINED)
         case -3:
-            found = await store.broker.offset_of_max_timestamp(context, topic, log.partition)
+            found = await store.broker.fetch.offset_of_max_timestamp(context, topic, log.partition)
         case _:
-            found = await store.broker.offset_for_timestamp(context, topic, log.partition, timestamp)
+            found = await store.broker.fetch.offset_for_timestamp(context, topic, log.partition, timestamp)
     if found is None or found[0] >= log.readable_end(isolation):
         return _answer(asked, UNDEFINED, UNDEFINED)
     offset, found_timestamp = found

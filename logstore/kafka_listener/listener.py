@@ -14,7 +14,8 @@ from typing import Any, Final
 import structlog
 
 from logstore.entropy import random_bits
-from logstore.kafka_listener.connection import Connection, ConnectionLimits
+from logstore.kafka_listener.connection import Connection
+from logstore.kafka_listener.listening import ConnectionLimits
 from logstore.kafka_listener.store import KafkaStore
 from logstore.listening_sockets import BACKLOG
 from logstore.observability import KAFKA_CONNECTIONS, FewLines

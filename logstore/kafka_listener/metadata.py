@@ -13,7 +13,7 @@ from uuid import UUID
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.broker.topic_catalog import check_topic_name
+from logstore.broker.topics.catalog import check_topic_name
 from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import InvalidRequestError, LeaderNotAvailableError, LogStoreError, UnknownTopicError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
@@ -40,9 +40,9 @@ async def metadata(
     operations = request.include_topic_authorized_operations
     asked = request.topics
     if asked is None or (version == 0 and not asked):
-        found: Sequence[Topic | _Topic] = broker.topics(context, include_internal=True)
+        found: Sequence[Topic | _Topic] = broker.topics.served.all(context, include_internal=True)
     else:
-        await broker.until_known([one.name for one in asked if one.name is not None])
+        await broker.elsewhere.until_known([one.name for one in asked if one.name is not None])
         may_create = request.allow_auto_topic_creation
         found = [
             await _asked_topic(store, context, one, version, may_create=may_create) async for one in in_steps(asked)
@@ -78,7 +78,7 @@ async def _asked_topic(
     broker = store.broker
     try:
         if asked.topic_id != ZERO_UUID:
-            return broker.topic_by_id(context, UUID(bytes=asked.topic_id))
+            return broker.topics.served.topic_by_id(context, UUID(bytes=asked.topic_id))
         if asked.name is None:
             raise InvalidRequestError("A topic of the request has neither a name nor an id.")
         return await _topic_by_name(store, context, asked.name, may_create=may_create)
@@ -91,8 +91,8 @@ async def _asked_topic(
 async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, *, may_create: bool) -> Topic:
     try:
         if may_create:
-            return await store.broker.find_or_create_topic(context, name, Operation.DESCRIBE)
-        return store.broker.topic(context, name)
+            return await store.broker.topics.changes.find_or_create(context, name, Operation.DESCRIBE)
+        return store.broker.topics.served.topic(context, name)
     except UnknownTopicError:
         if not is_internal(name):
             check_topic_name(name)
@@ -104,7 +104,7 @@ def _topic(
 ) -> _Topic:
     """Describe a topic. ``there`` are the brokers that Kafka's clients can reach."""
     broker = store.broker
-    states = broker.partition_states(context, topic)
+    states = broker.topics.leaders.partition_states(context, topic)
     return _Topic(
         name=topic.name,
         topic_id=topic.topic_id.bytes,

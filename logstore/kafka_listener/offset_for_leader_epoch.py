@@ -18,11 +18,11 @@ async def offset_for_leader_epoch(
     version: int,  # noqa: ARG001 - as all handlers
 ) -> OffsetForLeaderEpochResponse:
     """Return an error or an end for each partition."""
-    await store.broker.until_known(topic.topic for topic in request.topics)
+    await store.broker.elsewhere.until_known(topic.topic for topic in request.topics)
     results = []
     for asked in request.topics:
         try:
-            topic = store.broker.topic(context, asked.topic)
+            topic = store.broker.topics.served.topic(context, asked.topic)
         except LogStoreError as error:
             ends = [_EpochEnd(partition=one.partition, error_code=number_of(error)) for one in asked.partitions]
         else:

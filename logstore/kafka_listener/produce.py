@@ -16,8 +16,8 @@ from typing import Final
 from uuid import UUID
 
 from logstore.broker.authorizer import Operation
-from logstore.broker.batch_producing import BatchOutcome, TopicBatches
 from logstore.broker.context import RequestContext
+from logstore.broker.produce.batches import BatchOutcome, TopicBatches
 from logstore.errors import (
     InvalidRecordError,
     InvalidRequiredAcksError,
@@ -40,11 +40,10 @@ _Leader = ProduceResponse.LeaderIdAndEpoch
 
 #: The version from which topics have ids instead of names.
 _BY_ID: Final = 13
-#: The longest wait that a client may ask for, and the longest pause that it is asked for, in ms.
+#: The longest wait that a client may ask for, and the shortest and the longest pause that it is asked for, in ms.
 _TIMEOUT_MAX_MS: Final = 600_000
+_PAUSE_MIN_MS: Final = 10
 _PAUSE_MAX_MS: Final = 1_000
-# Pauses between two checks for room, in seconds.
-_LOOK_MIN_S, _LOOK_MAX_S = 0.01, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ async def produce(
         # Nothing awaits between the two locks, so the order stays.
         async with turn.room:
             waited_ms = await _until_room(store, context, batches, deadline)
-    produced = await store.broker.produce_batches(
+    produced = await store.broker.produce.batches.produce(
         context,
         batches,
         acks=request.acks,
@@ -115,28 +114,31 @@ async def _until_room(
         for one, num_bytes in zip(batches, sizes, strict=True)
         if (topic := _topic(store, context, one.topic)) is not None
     ]
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    pause = _LOOK_MIN_S
-    while True:
+    try:
+        for topic, num_bytes in wanted:
+            admission.require_room(topic, num_bytes)
+    except ThrottledError:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        room = admission.wait_for_room(wanted)
+        came = False
         try:
-            for topic, num_bytes in wanted:
-                admission.require_room(topic, num_bytes)
-        except ThrottledError:
-            if loop.time() >= deadline or admission.not_ready_reason is not None:
-                return int((loop.time() - began) * 1000)
-        else:
-            return int((loop.time() - began) * 1000) if pause > _LOOK_MIN_S else 0
-        await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
-        pause = min(2 * pause, _LOOK_MAX_S)
+            async with asyncio.timeout_at(deadline):
+                came = await room
+        except TimeoutError:
+            pass
+        finally:
+            admission.wait_no_more(room)
+        return max(_PAUSE_MIN_MS if came else 0, int((loop.time() - began) * 1000))
+    return 0
 
 
 def _topic(store: KafkaStore, context: RequestContext, topic: str | UUID) -> Topic | None:
     """Return the topic; None if it does not exist or cannot be written, which the append reports."""
     try:
         if isinstance(topic, str):
-            return store.broker.topic(context, topic, Operation.WRITE)
-        return store.broker.topic_by_id(context, topic, Operation.WRITE)
+            return store.broker.topics.served.topic(context, topic, Operation.WRITE)
+        return store.broker.topics.served.topic_by_id(context, topic, Operation.WRITE)
     except LogStoreError:
         return None
 
@@ -222,5 +224,5 @@ def _leader(store: KafkaStore, context: RequestContext, topic_or_id: str | UUID,
     topic = _topic(store, context, topic_or_id)
     if topic is None:
         return _Leader()
-    state = store.broker.partition_state(context, topic, partition)
+    state = store.broker.topics.leaders.partition_state(context, topic, partition)
     return _Leader(leader_id=state.leader, leader_epoch=state.leader_epoch)

@@ -2,6 +2,7 @@
 
 import asyncio
 from bisect import insort
+from typing import Protocol
 
 from logstore.errors import LogStoreError
 
@@ -32,6 +33,37 @@ class Acknowledgement:
             self.future.exception()
 
 
+class Waiting(Protocol):
+    """A wait for an append, of a whole request or of a part of one."""
+
+    def reached(self) -> None: ...
+
+    def fail(self, error: LogStoreError) -> None: ...
+
+
+class PartAcknowledgement:
+    """The wait of one part of a request, whose failure does not end the waits of the other parts. ``whole`` counts the
+    parts down; ``error`` is the reason why this one has failed.
+    """
+
+    __slots__ = ("_is_over", "_whole", "error")
+
+    def __init__(self, whole: Acknowledgement) -> None:
+        self._whole = whole
+        self._is_over = False
+        self.error: LogStoreError | None = None
+
+    def reached(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._whole.reached()
+
+    def fail(self, error: LogStoreError) -> None:
+        if not self._is_over:
+            self.error = error
+            self.reached()
+
+
 class AcknowledgementQueue:
     """Acknowledgements by the end offset that each waits for, rising.
 
@@ -41,9 +73,9 @@ class AcknowledgementQueue:
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, Acknowledgement]] = []
+        self._waiting: list[tuple[int, Waiting]] = []
 
-    def add(self, end_offset: int, acknowledgement: Acknowledgement) -> None:
+    def add(self, end_offset: int, acknowledgement: Waiting) -> None:
         """Let ``acknowledgement`` wait for ``end_offset``, which is usually the highest one."""
         if not self._waiting or self._waiting[-1][0] <= end_offset:
             self._waiting.append((end_offset, acknowledgement))

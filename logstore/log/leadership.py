@@ -17,7 +17,7 @@ from logstore.errors import (
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
 )
-from logstore.log.acknowledgements import Acknowledgement, AcknowledgementQueue
+from logstore.log.acknowledgements import AcknowledgementQueue, Waiting
 from logstore.log.high_watermark import HighWatermark
 from logstore.log.in_sync_replicas import Follower, InSyncReplicas
 
@@ -84,7 +84,7 @@ class Leadership:
             )
         return None
 
-    def acknowledge(self, end_offset: int, acks: int, acknowledgement: Acknowledgement) -> None:
+    def acknowledge(self, end_offset: int, acks: int, acknowledgement: Waiting) -> None:
         """Count ``acknowledgement`` down when ``end_offset`` is reached for ``acks``; that may be at once."""
         queue, reached = self._high_watermark.appends, self._high_watermark.offset
         if acks != ACKS_ALL:
@@ -172,6 +172,10 @@ class Leadership:
         follower.fetched(broker_epoch, position, self._log_end_offset, now)
         self._count_replicas()
         return follower
+
+    def replicate(self, in_sync_replicas: InSyncReplicas | None) -> None:
+        """Count these replicas from now on; None if the only one is here."""
+        self.in_sync_replicas = in_sync_replicas
 
     def propose(self, in_sync_replicas: tuple[int, ...]) -> None:
         """Set the ISR that is about to be written."""

@@ -59,11 +59,15 @@ class Topic:
         self._clock = clock
         self._producer_id_expiration_ms = producer_id_expiration_ms
         self._bad_property_version = -1
-        #: Called when the coordinator has to know: the table has new partitions, which have no leader yet, or its
-        #: setting for unclean elections has changed.
-        self.changed: Callable[[Topic], None] = lambda _: None
+        self._changed: Callable[[Topic], None] = lambda _: None
         self.config = TopicConfig.parse({}, defaults)
         self.follow(snapshot)
+
+    def on_change(self, changed: Callable[["Topic"], None]) -> None:
+        """Call ``changed`` when the coordinator has to know: the table has new partitions, which have no leader yet, or
+        its setting for unclean elections has changed.
+        """
+        self._changed = changed
 
     @property
     def is_internal(self) -> bool:
@@ -137,7 +141,7 @@ class Topic:
             if self.config.min_insync_replicas != min_in_sync:
                 partition_log.count_replicas()
         if len(self.partitions) > before or self.config.unclean_leader_election_enable != unclean:
-            self.changed(self)
+            self._changed(self)
 
     def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot, lost: str | None) -> None:
         why, remedy = lost, "It is served again when the store finds them"

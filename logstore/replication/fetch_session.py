@@ -27,6 +27,7 @@ from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
 from logstore.limits import KIB
+from logstore.log.delayed_fetch import DelayedFetch
 from logstore.log.following import diverged_at
 from logstore.log.partition_log import PartitionLog
 from logstore.replication.peer_listener import PeerSession
@@ -104,9 +105,8 @@ class FetchSession:
         self._rows: dict[int, _Row] = {}
         #: Session indexes of rows that may have news, in the order of their turns.
         self._dirty: dict[int, None] = {}
-        #: Done when the fetch that waits may have news, or when its time is over.
-        self._news: asyncio.Future[None] | None = None
-        self._is_over = False
+        #: The fetch that waits for news, or for the end of its time.
+        self._delayed: DelayedFetch | None = None
 
     def close(self) -> None:
         """End the session, because the connection has ended."""
@@ -168,13 +168,8 @@ class FetchSession:
 
     def _woken(self, index: int) -> None:
         self._dirty[index] = None
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    def _time_is_over(self) -> None:
-        self._is_over = True
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._delayed is not None:
+            self._delayed.wake()
 
     async def _wait(self, fetch: Fetch) -> None:
         """Wait for frames or an error, at most until the fetch's time is over. Then rows whose offsets changed are also
@@ -200,19 +195,18 @@ class FetchSession:
 
     async def _news_within(self, seconds: float) -> bool:
         """Wait for news; False if there are none in time."""
-        loop = asyncio.get_running_loop()
-        self._is_over = False
-        timer = loop.call_later(seconds, self._time_is_over)
-        try:
-            while not self._is_over:
-                self._news = loop.create_future()
-                await self._news
-                if self._has_any_news():
-                    return True
-            return False
-        finally:
-            timer.cancel()
-            self._news = None
+        end = asyncio.get_running_loop().time() + seconds
+        while True:
+            self._delayed = delayed = DelayedFetch((), end)
+            try:
+                came = await delayed.news
+            finally:
+                delayed.cancel()
+                self._delayed = None
+            if self._has_any_news():
+                return True
+            if not came:
+                return False
 
     def _has_any_news(self) -> bool:
         while self._dirty:

@@ -136,6 +136,10 @@ class PeerListener:
         self._all_ended = asyncio.Event()
         self.refusals = FewLines(log.warning, "peer.refused")
 
+    def relay(self, http: HttpFactory) -> None:
+        """Serve HTTP to other brokers from now on."""
+        self.http = http
+
     async def start(self, host: str, port: int, advertised_host: str | None = None) -> None:
         """Listen on ``host`` and ``port`` (0 chooses a free one).
 

@@ -74,19 +74,19 @@ class ApiClient:
 
     def end_offsets(self, topic: str) -> list[int]:
         """Return the next offset of each partition, durable or not: it rises with every append."""
-        return [log.next_offset for log in self.broker.topic(INTERNAL, topic).partitions]
+        return [log.next_offset for log in self.broker.topics.served.topic(INTERNAL, topic).partitions]
 
 
 def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Hold all appends until the returned event is set."""
-    produce, going_on = api.broker.produce, asyncio.Event()
+    produce, going_on = api.broker.produce.records.produce, asyncio.Event()
 
     async def wait_and_produce(*given: Any, **options: Any) -> Any:
         await going_on.wait()
         return await produce(*given, **options)
 
-    monkeypatch.setattr(api.broker._batcher, "_produce", wait_and_produce)
-    monkeypatch.setattr(api.broker._batcher, "_produce", wait_and_produce)
+    monkeypatch.setattr(api.broker.produce.batcher, "_produce", wait_and_produce)
+    monkeypatch.setattr(api.broker.produce.batcher, "_produce", wait_and_produce)
     return going_on
 
 

@@ -717,4 +717,4 @@ async def test_after_all_bad_requests_nothing_is_stored(shared_api):
     assert shared_api.app.state.api.requests.reserved == 0
     assert shared_api.app.state.api.answers.reserved == 0
     assert (await shared_api.get("/groups")).json() == []
-    assert all(not topic.is_internal for topic in shared_api.broker.topics(INTERNAL, include_internal=True))
+    assert all(not topic.is_internal for topic in shared_api.broker.topics.served.all(INTERNAL, include_internal=True))

@@ -23,7 +23,10 @@ async def cluster(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> ApiClient:
     states = {}
     for name, found in {"a": [WHOLE, SHRUNK, ALONE], "b": [NO_LEADER, MOVING]}.items():
         await api.create_topic(name, partitions=len(found), **({"min_insync_replicas": "2"} if name == "a" else {}))
-        states |= {(api.broker.topic(INTERNAL, name).topic_id, number): state for number, state in enumerate(found)}
+        states |= {
+            (api.broker.topics.served.topic(INTERNAL, name).topic_id, number): state
+            for number, state in enumerate(found)
+        }
     coordinator = api.broker._coordinator
     brokers = {
         0: BrokerEndpoint(0, "http://h0:80"),

@@ -72,7 +72,7 @@ async def test_a_bug_is_500_with_the_request_id_and_no_traceback(api, monkeypatc
     def broken(**_):
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(api.broker, "topics", broken)
+    monkeypatch.setattr(api.broker.topics.served, "all", broken)
     answer = await api.get("/topics", headers={"X-Request-Id": "find-me"})
     message = assert_error(answer, 500, 500)
     assert "find-me" in message
@@ -88,7 +88,7 @@ async def test_storage_failures_of_a_produce(api, monkeypatch, error):
     async def failing(*_, **__):
         raise error("the disk said no")
 
-    monkeypatch.setattr(api.broker._batcher, "_produce", failing)
+    monkeypatch.setattr(api.broker.produce.batcher, "_produce", failing)
     answer = await api.post("/topics/t", json={"records": [{"value": 1}]})
     status, code = {"StorageError": (500, 50002), "StorageFullError": (503, 50302)}[error.__name__]
     assert "the disk said no" in assert_error(answer, status, code)
@@ -98,7 +98,7 @@ async def test_storage_failures_of_a_produce(api, monkeypatch, error):
 async def test_a_store_that_stops_is_not_ready_and_takes_nothing(api):
     await api.create_topic("t")
     assert (await api.get("/health/ready")).json() == {"status": "ready", "problems": []}
-    api.broker.admission.not_ready = "the store is stopping"
+    api.broker.admission.close("the store is stopping")
     for answer in (await api.get("/health/ready"), await api.post("/topics/t", json={"records": [{"value": 1}]})):
         assert "stopping" in assert_error(answer, 503, 50301)
         assert answer.headers["Retry-After"] == "1"

@@ -18,9 +18,10 @@ from ingest_api.event_hub import EventHub
 from ingest_api.event_position import parse_position
 from ingest_api.event_stream import EventStream
 from ingest_api.routers.events import TopicSelection
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.log.isolation import Isolation
+from logstore.log.topic import Topic
 from tests.support.event_client import Event, EventParser
 from tests.support.eventually import eventually_async
 from tests.support.running_broker import CLIENT, records, running_broker
@@ -95,15 +96,15 @@ class Store:
         partition = number % len(self.topic.partitions)
         keys = [KEYS[(number + row) % 3] for row in range(1 + number % 7)]
         made = records([b"%d" % number] * len(keys), keys=keys)
-        (await self.broker.produce(INTERNAL, self.topic, made, partition=partition)).require_stored()
+        (await self.broker.produce.records.produce(INTERNAL, self.topic, made, partition=partition)).require_stored()
         self.keys.setdefault(partition, []).extend(keys)
 
     async def roll(self, _: int) -> None:
-        await self.broker.roll(INTERNAL, self.topic)
+        await self.broker.topics.tables.roll(INTERNAL, self.topic)
 
     async def grow(self, _: int) -> None:
         if len(self.topic.partitions) < 4:
-            await self.broker.add_partitions(INTERNAL, self.topic.name, len(self.topic.partitions) + 1)
+            await self.broker.topics.changes.add_partitions(INTERNAL, self.topic.name, len(self.topic.partitions) + 1)
 
     async def connect(self, number: int) -> None:
         client = Client(self.hub, self.topic, KEYS[number % 3], Isolation(number % 2))
@@ -144,7 +145,7 @@ STEPS: tuple[Callable[[Store, int], Awaitable[None]], ...] = (
 def test_each_client_has_each_record_once_and_in_order(steps: list[tuple[Callable[..., Awaitable[None]], int]]) -> None:
     async def schedule(data: Path) -> None:
         async with running_broker(data) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
             assert topic is not None
             store = Store(broker, topic)
             await store.connect(2)

@@ -42,9 +42,9 @@ async def url(api) -> AsyncIterator[str]:
 async def append(
     api: ApiClient, values: list[bytes | None], keys: list[bytes | None] | None = None, partition: int = 0
 ) -> None:
-    topic = api.broker.topic(INTERNAL, "t")
+    topic = api.broker.topics.served.topic(INTERNAL, "t")
     made = records(values, keys=keys, timestamp=1_700_000_000_000)
-    (await api.broker.produce(INTERNAL, topic, made, partition=partition)).require_stored()
+    (await api.broker.produce.records.produce(INTERNAL, topic, made, partition=partition)).require_stored()
 
 
 def places(events: list[Event]) -> list[tuple[int, int]]:
@@ -75,7 +75,7 @@ async def told_to_come_back(url: str) -> int:
 
 async def test_a_record_is_an_event_whose_id_is_the_position_behind_it(api, url):
     await append(api, [b'{"x": 1}'], [b'"alice"'], partition=1)
-    tag = str(api.broker.topic(INTERNAL, "t").topic_id)[:8]
+    tag = str(api.broker.topics.served.topic(INTERNAL, "t").topic_id)[:8]
     async with streaming(url, from_="earliest") as client:
         (event,) = await client.take(1)
         assert event.kind == "message"  # EventSource.onmessage
@@ -122,7 +122,7 @@ async def test_records_come_when_they_are_produced_and_partitions_that_are_added
         await client.began()
         await append(api, [b"1"], partition=1)
         assert places(await client.take(1)) == [(1, 0)]
-        await api.broker.add_partitions(INTERNAL, "t", 3)
+        await api.broker.topics.changes.add_partitions(INTERNAL, "t", 3)
         await append(api, [b"2", b"3"], partition=2)
         assert places(await client.take(2)) == [(2, 0), (2, 1)]
         assert client.last_id.endswith(".0:0,1:1,2:2")
@@ -188,8 +188,8 @@ async def test_a_stream_from_latest_that_broke_off_before_its_first_event_misses
 
 async def test_what_cannot_be_streamed_is_refused_before_the_stream_begins(api, url):
     await append(api, [b"1", b"2", b"3"])
-    topic = api.broker.topic(INTERNAL, "t")
-    await api.broker.delete_records(INTERNAL, topic, 0, 2)
+    topic = api.broker.topics.served.topic(INTERNAL, "t")
+    await api.broker.topics.tables.delete_records(INTERNAL, topic, 0, 2)
     tag = str(topic.topic_id)[:8]
     assert await refused(url, "?from=sometimes") == (422, 422)
     assert await refused(url, "?from=0:4") == (416, 41601)
@@ -256,7 +256,7 @@ async def test_the_deletion_of_the_topic_is_the_last_event(api, url):
         await client.began()
         await append(api, [b"1"])
         await client.take(1)
-        await api.broker.delete_topic(INTERNAL, "t")
+        await api.broker.topics.changes.delete(INTERNAL, "t")
         (event,) = await client.rest()
     assert event.kind == "error"
     assert event.json["error_code"] == 40401
@@ -267,14 +267,14 @@ async def test_the_deletion_of_the_topic_is_the_last_event(api, url):
 
 
 async def test_retention_that_overtakes_a_client_is_told_and_so_is_its_next_try(api, url):
-    topic = api.broker.topic(INTERNAL, "t")
+    topic = api.broker.topics.served.topic(INTERNAL, "t")
     # This is more than the connection takes, so that the stream has to continue reading later.
     for _ in range(8):
         await append(api, [b'"' + b"x" * 400_000 + b'"'])
     async with streaming(url, from_="earliest") as client:
         await client.take(1)
         last_id = client.last_id
-        await api.broker.delete_records(INTERNAL, topic, 0, 8)
+        await api.broker.topics.tables.delete_records(INTERNAL, topic, 0, 8)
         *before, event = await client.rest()
     assert event.kind == "error"
     assert event.json["error_code"] == 41601
@@ -349,7 +349,7 @@ async def test_a_client_that_is_too_slow_for_what_is_kept_reads_on_by_itself(api
 
 async def test_records_are_encoded_once_for_all_clients(api, url, monkeypatch):
     fetched = 0
-    fetch = api.broker.fetch_records
+    fetch = api.broker.fetch.records
 
     async def counted(*given, **options):
         nonlocal fetched
@@ -357,7 +357,7 @@ async def test_records_are_encoded_once_for_all_clients(api, url, monkeypatch):
         fetched += any(not isinstance(one, Exception) and one.count for one in answer.answers.values())
         return answer
 
-    monkeypatch.setattr(api.broker, "fetch_records", counted)
+    monkeypatch.setattr(api.broker.fetch, "records", counted)
     async with contextlib.AsyncExitStack() as open_streams:
         clients = [await open_streams.enter_async_context(streaming(url, **query)) for query in ({}, {}, {"key": "a"})]
         for client in clients:

@@ -154,7 +154,7 @@ async def test_any_delta_reader_sees_the_committed_offsets(filled):
 
 
 async def test_rolls_of_group_offsets_come_by_themselves(filled):
-    topic = filled.broker.topics
+    topic = filled.broker.topics.served.all
     await commit(filled, "g", offset("t", 0, 1))
     (internal,) = [found for found in topic(INTERNAL, include_internal=True) if found.is_internal]
     assert internal.config.segment_ms == 5000

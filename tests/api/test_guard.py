@@ -200,7 +200,7 @@ def all_that_could_change(api: ApiClient) -> Any:
             topic.config_overrides,
             [(p.log_start_offset, p.next_offset) for p in topic.partitions],
         )
-        for topic in api.broker.topics(INTERNAL, include_internal=True)
+        for topic in api.broker.topics.served.all(INTERNAL, include_internal=True)
     ]
     groups = api.app.state.api.groups
     return topics, [(group, groups.committed(INTERNAL, group)) for group in groups.groups(INTERNAL)]

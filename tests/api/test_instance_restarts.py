@@ -64,7 +64,7 @@ async def test_members_keep_their_partitions_over_a_restart_without_a_rebalance(
         assert values == [[partition] for ((_, partition),) in held]
         assert [await instance.assigned() for instance in both] == held
         assert api.app.state.api.groups.describe(INTERNAL, "g").generation == generation
-        await api.broker.add_partitions(INTERNAL, "t", 3)
+        await api.broker.topics.changes.add_partitions(INTERNAL, "t", 3)
         await api.produce("t", ["third"], partition=2)
         for _ in range(100):
             polled = await asyncio.gather(*(instance.poll(100) for instance in both))

@@ -480,9 +480,9 @@ async def test_auto_commit_is_of_what_earlier_polls_have_answered(api, monkeypat
 async def test_values_that_are_false_headers_and_times_are_there(api):
     values = [0, False, "", [], {}, None, 0.0]
     await api.produce("t", values)
-    topic = api.broker.topic(INTERNAL, "t")
+    topic = api.broker.topics.served.topic(INTERNAL, "t")
     made = records([b"x"], keys=[b"k"], headers=[("h", b"\xff"), ("n", None)], timestamp=7)
-    (await api.broker.produce(INTERNAL, topic, made, partition=1)).require_stored()
+    (await api.broker.produce.records.produce(INTERNAL, topic, made, partition=1)).require_stored()
     instance = await create(api)
     await instance.assign(0)
     found = await instance.poll()

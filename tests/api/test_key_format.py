@@ -28,8 +28,8 @@ def base64(data: bytes | None) -> str | None:
 
 
 async def keys_in(api, topic: str) -> list[bytes | None]:
-    result = await api.broker.fetch(
-        INTERNAL, api.broker.topic(INTERNAL, topic), 0, 0, max_bytes=1 << 20, min_bytes=0, max_wait_ms=0
+    result = await api.broker.fetch.partition(
+        INTERNAL, api.broker.topics.served.topic(INTERNAL, topic), 0, 0, max_bytes=1 << 20, min_bytes=0, max_wait_ms=0
     )
     return result.records.column("key").to_pylist()
 
@@ -69,7 +69,7 @@ async def test_short_requests_that_come_together_keep_their_own_key_formats(api)
         expected = {f'"{n}"' for n in range(10)} | {f"?key_format=string{n}" for n in range(10)}
         expected |= {f'"?key_format=json{n}"' for n in range(10)}
         assert {key.decode() for key in await keys_in(api, "t")} == expected
-        await api.broker.alter_configs(INTERNAL, "t", {"key.format": "string"})
+        await api.broker.topics.changes.alter_configs(INTERNAL, "t", {"key.format": "string"})
         await post("now", "")
         await post("still", "?key_format=json")
     assert (await keys_in(api, "t"))[-2:] == [b"now", b'"still"']

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_one_node_leads_everything_at_the_address_that_was_asked(api):
-    topic = await api.broker.create_topic(INTERNAL, "t", partitions=2)
+    topic = await api.broker.topics.changes.create(INTERNAL, "t", partitions=2)
     answer = await api.get("/metadata?topics=t,missing,t")
     document = (await api.get("/openapi.json")).json()
     schema = document["paths"]["/metadata"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
@@ -49,7 +49,7 @@ async def test_without_topics_it_tells_the_brokers_alone(api):
 
 
 async def test_brokers_leaders_and_coordinator_are_those_of_the_view(api, monkeypatch):
-    topic = await api.broker.create_topic(INTERNAL, "t", partitions=3)
+    topic = await api.broker.topics.changes.create(INTERNAL, "t", partitions=3)
     await api.post("/groups/g/offsets", json={"offsets": [{"topic": "t", "partition": 0, "offset": 0}]})
     coordinator = api.broker._coordinator
     endpoints = {n: BrokerEndpoint(n, f"http://b{n}:8082", "r1") for n in (4, 7)}
@@ -79,7 +79,7 @@ async def test_a_group_has_no_coordinator_before_there_are_groups_and_names_are_
 
 
 async def test_topics_that_may_not_be_described_have_that_error(api):
-    await api.broker.create_topic(INTERNAL, "t", partitions=1)
+    await api.broker.topics.changes.create(INTERNAL, "t", partitions=1)
     api.broker.authorizer.replace(Denied({"t"}, 1))
     (topic,) = (await api.get("/metadata?topics=t")).json()["topics"]
     assert (topic["error_code"], topic["topic_id"], topic["partitions"]) == (40301, None, [])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.log.in_sync_replicas import Follower
 from logstore.log.partition_log import PartitionLog
 from logstore.observability import (
@@ -62,7 +62,7 @@ async def exposed(api, monkeypatch) -> Exposed:
     for joined in (MERGED_SEGMENTS, MERGED_BYTES, DELETED_FILE_BYTES):
         joined.labels("t")
     problem = TopicProblem("t", 0, ProblemState.QUARANTINED, "why", "what to do")
-    monkeypatch.setattr(api.broker, "problems", lambda _: [problem])
+    monkeypatch.setattr(api.broker.topics.problems, "all", lambda _: [problem])
     # The leader of a partition with another replica has such a follower.
     monkeypatch.setattr(PartitionLog, "followers", property(lambda _: {2: Follower(2, 0.0)}))
     found: Exposed = {}

@@ -10,8 +10,8 @@ import pytest
 import zstandard
 
 from ingest_api.record_responses import produced_offsets, produced_ranges
-from logstore.broker.broker import PartitionResponse, ProduceResult
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.result import PartitionResponse, ProduceResult
 from logstore.protocol.messages.records import ProducedOffsets, ProducedRanges
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error, running_api
 from tests.support.eventually import eventually_async
@@ -235,7 +235,7 @@ def test_a_large_answer_is_the_same_as_one_built_record_by_record():
 async def test_a_partition_that_takes_nothing_spoils_no_other(api):
     await api.create_topic("t", partitions=3)
     records = [{"value": n, "partition": partition} for n, partition in enumerate((0, 7, 1, 0, 2))]
-    api.broker.topic(INTERNAL, "t").partition(2).quarantine("a test", "end it")
+    api.broker.topics.served.topic(INTERNAL, "t").partition(2).quarantine("a test", "end it")
     answer = await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2})
     assert answer.status_code == 200
     msgspec.json.decode(answer.content, type=ProducedOffsets)
@@ -261,7 +261,7 @@ async def test_a_partition_that_takes_nothing_spoils_no_other(api):
 
 async def test_ranges_that_a_partition_has_not_taken_say_why(api):
     await api.create_topic("t", partitions=2)
-    api.broker.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
+    api.broker.topics.served.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
     sink = pa.BufferOutputStream()
     rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b", b"c"], "partition": pa.array([0, 1, 0], pa.int32())})
     with pa.ipc.new_stream(sink, rows.schema) as writer:

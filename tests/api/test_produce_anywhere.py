@@ -91,7 +91,7 @@ async def test_acks(tmp_path: Path, acks: str):
                     break
                 await asyncio.sleep(0.01)
             assert await is_stored()
-        assert cluster.brokers[1].others.appends._unanswered_bytes == 0
+        assert cluster.brokers[1].elsewhere.appends._unanswered_bytes == 0
 
 
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
@@ -113,7 +113,7 @@ async def test_arrow_batches_go_as_they_were_sent(tmp_path: Path, codec: str | N
             assert answer.json() == {"ranges": [{"partition": partition, "base_offset": 0, "count": 3}]}, answer.text
             log = cluster.topic("t", number + 1).partition(partition)
             assert log.high_watermark == 3
-            found = await cluster.brokers[number + 1].fetch(
+            found = await cluster.brokers[number + 1].fetch.partition(
                 INTERNAL, cluster.topic("t", number + 1), partition, 0, max_bytes=10_000, min_bytes=1, max_wait_ms=0
             )
             assert found.records["value"].to_pylist() == [b"1" * 100, b"2", None]
@@ -170,7 +170,7 @@ async def test_appends_of_one_client_keep_their_order(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2) as cluster:
         one = cluster.brokers[1]
         topic = cluster.topic("t", 1)
-        sent = [one.produce(INTERNAL, topic, columns([b"%d" % n]), partition=1) for n in range(200)]
+        sent = [one.produce.records.produce(INTERNAL, topic, columns([b"%d" % n]), partition=1) for n in range(200)]
         for result in await asyncio.gather(*map(asyncio.ensure_future, sent)):
             result.require_stored()
         assert await stored(cluster, 1) == [b"%d" % n for n in range(200)]

@@ -8,8 +8,8 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from deltalake import DeltaTable
 
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import TopicBatches
 from logstore.protocol.fetch_response import PartitionData, read_fetch_response
 from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch, read_batches
 from logstore.records.payload import decode_payload
@@ -192,9 +192,9 @@ async def test_files_of_other_writers_come_as_row_groups_of_what_fits(api):
     for first in (0, 3, 6):
         await api.produce("t", [str(n) * 100 for n in range(first, first + 3)])
         assert (await api.post("/topics/t/roll")).status_code == 200
-    topic = api.broker.topic(INTERNAL, "t")
+    topic = api.broker.topics.served.topic(INTERNAL, "t")
     DeltaTable(str(path_of(topic.table))).optimize.z_order(["offset"])
-    await api.broker.refresh(INTERNAL, topic)
+    await api.broker.topics.tables.refresh(INTERNAL, topic)
     first = await fetched(api, "t", offset=2, max_bytes=500)
     assert {batch.flags for batch in batches(first)} == {PARQUET}
     assert (offsets(first), first.next_offset) == ([2, 3, 4], 5)
@@ -250,7 +250,7 @@ async def test_http_readers_get_what_a_kafka_client_has_sent(api, compression):
     await api.create_topic("t")
     await api.produce("t", ["before"])
     sent = [TopicBatches("t", [(0, of_aiokafka(compression))])]
-    (((_, base_offset, *_, error),),) = (await api.broker.produce_batches(CLIENT, sent)).outcomes
+    (((_, base_offset, *_, error),),) = (await api.broker.produce.batches.produce(CLIENT, sent)).outcomes
     assert (base_offset, error) == (1, None)
     await api.produce("t", ["behind"])
     for _ in ("tail", "history"):
@@ -270,13 +270,13 @@ async def test_http_readers_get_what_a_kafka_client_has_sent(api, compression):
         ]
         stored = pa.Table.from_batches((await fetched(api, "t", offset=0)).records(0))
         assert stored.select(arrow.column_names).equals(arrow)
-        await api.broker.roll(INTERNAL, api.broker.topic(INTERNAL, "t"))
+        await api.broker.topics.tables.roll(INTERNAL, api.broker.topics.served.topic(INTERNAL, "t"))
 
 
 async def test_small_batches_of_kafka_clients_come_as_one(api):
     await api.create_topic("t")
     for _ in range(20):
-        await api.broker.produce_batches(CLIENT, [TopicBatches("t", [(0, of_aiokafka(0))])])
+        await api.broker.produce.batches.produce(CLIENT, [TopicBatches("t", [(0, of_aiokafka(0))])])
     (batch,) = batches(await fetched(api, "t", offset=0))
     assert (batch.base_offset, batch.record_count, batch.flags) == (0, 60, 0)
     assert decode_payload(batch.payload).column("timestamp").null_count == 0

@@ -231,7 +231,7 @@ async def test_offsets_of_times_in_many_partitions(api):
     ]
     assert_error(await asked((0, 0), (3, 0)), 404, 40402)
     assert_error(await asked(*([(0, 0)] * (TIMES_PARTITIONS_MAX + 1))), 422, 42206)
-    api.broker.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
+    api.broker.topics.served.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
     assert_error(await asked((0, 0), (1, 0)), 503, 50303)
 
 
@@ -239,7 +239,7 @@ async def test_the_ends_of_a_partition_in_quarantine_are_not_reported(api):
     """Refuse to report ends that may not be known: ``logstore group reset --to-latest`` would commit them."""
     await api.create_topic("t")
     await api.produce("t", [0, 1, 2])
-    api.broker.topic(INTERNAL, "t").partition(0).quarantine("a test", "end it")
+    api.broker.topics.served.topic(INTERNAL, "t").partition(0).quarantine("a test", "end it")
     for query in ({}, {"timestamp": 0}):
         assert_error(await api.get("/topics/t/partitions/0/offsets", params=query), 503, 50303)
     for offset in (0, 3, 4):

@@ -10,7 +10,7 @@ import pytest
 
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.protocol import HttpProtocol
-from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX
+from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
 from tests.api.api_client import JSON_V2, held_appends, running_api
@@ -306,7 +306,7 @@ async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monk
     async def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(api.broker._batcher, "_produce", fail)
+    monkeypatch.setattr(api.broker.produce.batcher, "_produce", fail)
     configure_logging("info", "json")
     whole = request(X_Request_Id="mine", Logstore_Client_Id="me")
     split = len(whole) - len(ONE)

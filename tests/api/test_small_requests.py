@@ -30,14 +30,14 @@ async def post(api, content: bytes, topic: str = "t", **query):
 @pytest.fixture
 def appends(api, monkeypatch) -> list[int]:
     """Return the number of records of each append."""
-    produce = api.broker.produce
+    produce = api.broker.produce.records.produce
     counts: list[int] = []
 
     async def counted(context, topic, records, **options):
         counts.append(records.num_rows)
         return await produce(context, topic, records, **options)
 
-    monkeypatch.setattr(api.broker._batcher, "_produce", counted)
+    monkeypatch.setattr(api.broker.produce.batcher, "_produce", counted)
     return counts
 
 
@@ -106,7 +106,7 @@ async def test_only_plain_requests_share_a_frame(api, appends):
     mixed = [pair for both in zip(plain.items(), senders.items(), strict=False) for pair in both]
     await asyncio.gather(*(send(*request) for request in [*mixed, *list(plain.items())[len(senders) :]]))
 
-    log = api.broker.topic(INTERNAL, "t").partition(0)
+    log = api.broker.topics.served.topic(INTERNAL, "t").partition(0)
     frames = api.broker.journal.read_many([frame.location for frame in log.index.frames(0, log.next_offset)])
     joined = 0
     seen = set()
@@ -159,7 +159,7 @@ async def test_an_error_of_the_append_is_told_to_every_request(api, monkeypatch,
     async def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(api.broker._batcher, "_produce", fail)
+    monkeypatch.setattr(api.broker.produce.batcher, "_produce", fail)
     answers = await asyncio.gather(*(post(api, body((None, n))) for n in range(10)))
     for answer in answers:
         assert_error(answer, status)
@@ -183,7 +183,7 @@ async def test_acks_are_what_they_are(api, query):
     await api.create_topic("t")
     answers = await asyncio.gather(*(post(api, body((None, n)), **query) for n in range(5)))
     assert {answer.status_code for answer in answers} == {202 if query["acks"] == "0" else 200}
-    await eventually_async(lambda: api.broker.topic(INTERNAL, "t").partition(0).high_watermark == 5)
+    await eventually_async(lambda: api.broker.topics.served.topic(INTERNAL, "t").partition(0).high_watermark == 5)
     assert sorted(await api.values("t")) == list(range(5))
 
 
@@ -206,7 +206,7 @@ async def test_a_request_given_up_before_the_append_is_not_stored_and_holds_noth
     await loop_turns()
     for answer in await asyncio.gather(*(post(api, body((None, n)), timeout_ms=20) for n in range(30))):
         assert_error(answer, 504)
-    queues = api.broker._batcher._queues
+    queues = api.broker.produce.batcher._queues
     assert [len(queue.waiting) for queue in queues.values()] == [0]
     durable.set()
     assert [answer.status_code for answer in await asyncio.gather(*begun)] == [200, 200]
@@ -225,7 +225,7 @@ async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(
     async def under_way(*values: int) -> tuple[int, int]:
         posts.extend(asyncio.create_task(post(api, body((None, value)))) for value in values)
         await loop_turns()
-        (queue,) = api.broker._batcher._queues.values()
+        (queue,) = api.broker.produce.batcher._queues.values()
         return queue.appends, len(queue.waiting)
 
     assert await under_way(0, 1, 2) == (1, 0)
@@ -239,7 +239,7 @@ async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(
     assert sorted(offsets) == list(range(20))
     stored = await api.values("t")
     assert [stored[offset] for offset in offsets] == list(range(20))
-    assert not api.broker._batcher._queues
+    assert not api.broker.produce.batcher._queues
 
 
 async def test_an_append_is_bounded_in_records(api, appends):
@@ -275,7 +275,7 @@ async def test_an_append_is_bounded_in_bytes(api, appends):
 
 async def test_a_partition_that_takes_nothing_spoils_no_other_of_those_that_joined(api, appends):
     await api.create_topic("t", partitions=2)
-    topic = api.broker.topic(INTERNAL, "t")
+    topic = api.broker.topics.served.topic(INTERNAL, "t")
     answers = await asyncio.gather(*(post(api, body(("a", n))) for n in range(3)))
     (used,) = {answer.json()["offsets"][0]["partition"] for answer in answers}
     other = next(key for key in "bcdefgh" if murmur2(f'"{key}"'.encode()) & 0x7FFFFFFF & 1 != used)
@@ -298,14 +298,16 @@ async def test_a_partition_that_takes_nothing_spoils_no_other_of_those_that_join
 
 async def test_a_callback_that_fails_leaves_the_other_requests_and_the_topic_alone(api):
     await api.create_topic("t")
-    topic = api.broker.topic(INTERNAL, "t")
+    topic = api.broker.topics.served.topic(INTERNAL, "t")
     records = decode_plain(body((None, 1)))
     assert records
 
     def fail(*_):
         raise RuntimeError("a bug")
 
-    api.broker.begin_produce_small(INTERNAL, topic, records, plain_columns, num_bytes=30, timeout_ms=10_000, told=fail)
+    api.broker.produce.batcher.begin(
+        INTERNAL, topic, records, plain_columns, num_bytes=30, timeout_ms=10_000, told=fail
+    )
     assert (await post(api, body((None, 2)))).status_code == 200
     assert (await post(api, body((None, 3)))).status_code == 200
     assert await api.values("t") == [1, 2, 3]
@@ -318,7 +320,7 @@ async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without
     await loop_turns()
     keyed, keyless = (asyncio.create_task(post(api, body((key, 1)))) for key in ("k", None))
     await loop_turns()
-    await api.broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
+    await api.broker.topics.changes.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
     going_on.set()
     assert (await first).status_code == 200
     assert (await keyed).status_code == 200
@@ -338,7 +340,7 @@ async def test_requests_that_go_alone_because_of_another_still_share_an_fsync(ap
     monkeypatch.setattr(api.broker.journal, "_commit", counted)
     waiting = [asyncio.create_task(post(api, body((key, n)))) for n, key in enumerate([None, *["k"] * 20])]
     await loop_turns()
-    await api.broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
+    await api.broker.topics.changes.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
     going_on.set()
     answers = await asyncio.gather(*waiting)
     assert [answer.status_code for answer in answers] == [422] + [200] * 20

@@ -4,7 +4,7 @@ from jsonschema import Draft202012Validator
 
 from logstore import __version__
 from logstore.broker.context import INTERNAL
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.client.metadata import decode
 from logstore.open_files import connections_within, open_files_shortage
 from logstore.protocol.messages.status import StoreStatus
@@ -48,7 +48,11 @@ async def test_topics_in_numbers_before_and_after_a_roll(api):
     await api.post("/topics/b/roll")
     _, sealed = (await status(api)).topics
     assert (sealed.records, sealed.unsealed_records, sealed.unsealed_bytes, sealed.newest_timestamp) == (4, 0, 0, 70)
-    assert sealed.size_bytes == sum(log.segments.size_bytes for log in api.broker.topic(INTERNAL, "b").partitions) > 0
+    assert (
+        sealed.size_bytes
+        == sum(log.segments.size_bytes for log in api.broker.topics.served.topic(INTERNAL, "b").partitions)
+        > 0
+    )
     await api.produce("b", [1], partition=1)
     await api.post("/topics/b/partitions/0/delete-records", json={"before_offset": 2})
     _, both = (await status(api)).topics
@@ -67,7 +71,7 @@ async def test_internal_topics_say_so(api):
 
 async def test_problems_and_why_a_store_is_not_ready(api, monkeypatch):
     problem = TopicProblem("t", 1, ProblemState.QUARANTINED, "two files overlap", "logstore topic delete t")
-    monkeypatch.setattr(api.broker, "problems", lambda _: [problem])
+    monkeypatch.setattr(api.broker.topics.problems, "all", lambda _: [problem])
     found = await status(api)
     assert [(p.topic, p.partition, p.state, p.reason, p.remedy) for p in found.problems] == [
         ("t", 1, "quarantined", "two files overlap", "logstore topic delete t")
@@ -80,7 +84,7 @@ async def test_records_that_compaction_took_out_do_not_count(api, monkeypatch):
     await api.create_topic("t")
     await api.produce("t", [1, 2, 3, 4])
     await api.post("/topics/t/roll")
-    log = api.broker.topic(INTERNAL, "t").partition(0)
+    log = api.broker.topics.served.topic(INTERNAL, "t").partition(0)
     (segment,) = log.segments
     monkeypatch.setattr(log.segments, "files", (segment._replace(num_records=1, min_offset=3, max_offset=3),))
     await api.produce("t", [5, 6])

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +12,7 @@ from ingest_api import store_metrics
 from ingest_api.store_metrics import ALL, OTHER, SERIES_MAX, observe, render
 from logstore import __version__, observability
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.cluster.cluster_state import PartitionState
 from logstore.log.in_sync_replicas import UNKNOWN_POSITION, Follower
 from logstore.log.log_segments import LogSegments
@@ -90,7 +91,7 @@ async def test_problems_are_reported(api, monkeypatch):
         TopicProblem('sp"oilt\\', None, ProblemState.QUARANTINED, "why", "what to do"),
     ]
     assert "logstore_topic_problems" not in await scrape(api)
-    monkeypatch.setattr(api.broker, "problems", lambda _: problems)
+    monkeypatch.setattr(api.broker.topics.problems, "all", lambda _: problems)
     assert (await scrape(api))["logstore_topic_problems"] == {
         labels(topic="t", partition=3, state="records_missing"): 1,
         labels(topic='sp"oilt\\', partition="", state="quarantined"): 1,
@@ -126,17 +127,16 @@ class FewSeries:
         ]
         self._groups = groups
 
-    def topics(self, _: RequestContext, *, include_internal: bool) -> list[SimpleNamespace]:
-        return self._topics
+        none_elsewhere = AsyncMock(return_value={})
+        self.elsewhere = SimpleNamespace(offsets=none_elsewhere)
+        self.topics = SimpleNamespace(
+            served=SimpleNamespace(all=lambda _, include_internal: self._topics),
+            leaders=SimpleNamespace(partition_states=self.partition_states),
+            problems=SimpleNamespace(all=lambda _: []),
+        )
 
     def partition_states(self, _: RequestContext, topic: SimpleNamespace) -> list[PartitionState]:
         return [PartitionState(0, 1, (0,), (0,)) for _ in topic.partitions]
-
-    async def offsets_elsewhere(self, _: object) -> dict[object, object]:
-        return {}
-
-    def problems(self, _: RequestContext) -> list[TopicProblem]:
-        return []
 
     def groups(self, _: RequestContext) -> list[str]:
         return list(self._groups)

@@ -54,7 +54,7 @@ async def test_partitions_alone_are_those_of_the_topic(api):
 async def test_leader_and_in_sync_replicas_are_those_of_the_coordinator(api, monkeypatch):
     await api.create_topic("t")
     state = PartitionState(leader=2, leader_epoch=7, replicas=(1, 2, 3), in_sync_replicas=(2, 3))
-    monkeypatch.setattr(api.broker, "partition_state", lambda *_: state)
+    monkeypatch.setattr(api.broker.topics.leaders, "partition_state", lambda *_: state)
     found = (await api.get("/topics/t/partitions/0")).json()
     assert found["leader"] == 2
     assert found["replicas"] == [
@@ -107,7 +107,7 @@ async def test_refresh_shows_what_another_process_committed(api):
     await api.create_topic("t", cleanup_policy="compact")
     await api.post("/topics/t", json={"records": [{"key": n, "value": n} for n in range(6)]})
     await api.post("/topics/t/roll")
-    elsewhere = TopicTable.open(open_table(api.broker.topic(INTERNAL, "t").table.files.uri))
+    elsewhere = TopicTable.open(open_table(api.broker.topics.served.topic(INTERNAL, "t").table.files.uri))
     (file,) = elsewhere.snapshot().segments(0)
     written = write_segment(elsewhere, 0, 0, 6, epoch=1, step=2)
     version = rewrite_files(elsewhere, 0, [file.path], [written], data_change=False, cleaned=6)

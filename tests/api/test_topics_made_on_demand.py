@@ -20,7 +20,7 @@ ON = {"auto_create_topics_enable": True, "num_partitions": 2, "group_initial_reb
 
 
 def made(api: ApiClient) -> list[str]:
-    return [topic.name for topic in api.broker.topics(INTERNAL)]
+    return [topic.name for topic in api.broker.topics.served.all(INTERNAL)]
 
 
 async def codes(api: ApiClient, query: str) -> dict[str, int | None]:
@@ -101,7 +101,7 @@ async def test_readers_of_an_internal_topic_wait_until_the_store_makes_it(tmp_pa
         assert await codes(api, "topics=__audit,__erasures") == {"__audit": 40401, "__erasures": 40401}
         assert_error(await api.get("/topics/__consumer_offsets/partitions/0/records"), 404, 40401)
         assert_error(await api.post("/topics/__audit", json={"records": [{"value": 1}]}), 400, 40002)
-        assert api.broker.topics(INTERNAL, include_internal=True) == []
+        assert api.broker.topics.served.all(INTERNAL, include_internal=True) == []
 
 
 async def test_other_names_with_the_prefix_are_names_of_users_topics(tmp_path: Path):

@@ -101,7 +101,7 @@ def test_doctor_tells_a_client_what_it_lacks(tmp_path: Path):
 @pytest.mark.parametrize(
     ("extra", "modules"),
     [
-        ("server", ["ingest_api", "consumer_offsets.group_coordinator", "logstore.journal.inspect"]),
+        ("server", ["ingest_api", "consumer_offsets.group_coordinator", "logstore.inspection.journal"]),
         ("cluster", ["logstore.cluster.zookeeper_cluster_state", "logstore.cluster.zookeeper_server", "ingest_api"]),
         ("spark", ["compaction_jobs.applications", "logstore.spark.jars", "logstore.settings"]),
         ("delta", ["compaction_jobs.jobs", "logstore.spark", "logstore.delta.topic_table", "logstore.settings"]),

@@ -14,8 +14,8 @@ from logstore.cli.app import app
 from logstore.cluster.log_directory import LogDirectory, OneNodeDirectory
 from logstore.cluster.registration import write_cluster_file
 from logstore.filesystem import FileSystem
+from logstore.inspection.journal import dump
 from logstore.journal.frame import HEADER_BYTES
-from logstore.journal.inspect import dump
 from tests.support.small_store import TOPIC, Records, small_store, stored
 
 

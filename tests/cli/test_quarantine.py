@@ -26,10 +26,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def fill() -> None:
         async with running_broker(data) as broker:
             for name in ("good", "part", "bad"):
-                topic = await broker.create_topic(INTERNAL, name, partitions=2)
+                topic = await broker.topics.changes.create(INTERNAL, name, partitions=2)
                 for partition in (0, 1):
                     await produce(broker, topic, [b"a", b"b"], partition=partition)
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
 
     run(fill())
     _append_again(data / "topics" / "part")

@@ -10,8 +10,8 @@ from logstore.broker.context import INTERNAL
 from logstore.cli.data_directory import log_directories
 from logstore.cli.topic_table import read_journals
 from logstore.delta.topic_table import RewritePart, TopicTable
-from logstore.journal.inspect import verify
-from logstore.log.table_check import verify_topic
+from logstore.inspection.journal import verify
+from logstore.inspection.table_check import verify_topic
 from logstore.log.topic import Topic
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import SegmentWriter
@@ -40,9 +40,9 @@ async def append(broker: Broker, topic: Topic) -> None:
 
 async def roll(broker: Broker, topic: Topic) -> None:
     while True:
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
         await asyncio.to_thread(empty_all_but_the_last, topic.table)
-        await broker.refresh(INTERNAL, topic)
+        await broker.topics.tables.refresh(INTERNAL, topic)
 
 
 def empty_all_but_the_last(table: TopicTable) -> None:
@@ -64,7 +64,7 @@ def test_nothing_is_found_beside_a_store_at_work(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         found: list[str] = []
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
             assert topic
             work = [asyncio.create_task(append(broker, topic)), asyncio.create_task(roll(broker, topic))]
             for _ in range(_LOOKS):

@@ -36,26 +36,28 @@ def files_with(data: Path, text: bytes) -> list[str]:
 async def put(stores: ClusterStores, partition: int, *keys: bytes) -> None:
     values = [SECRET if key == b"ada" else b"plain words" for key in keys]
     leader = stores.leader("t", partition)
-    topic = leader.topic(INTERNAL, "t")
-    result = await leader.produce(INTERNAL, topic, records(values, keys=list(keys)), partition=partition)
+    topic = leader.topics.served.topic(INTERNAL, "t")
+    result = await leader.produce.records.produce(
+        INTERNAL, topic, records(values, keys=list(keys)), partition=partition
+    )
     result.require_stored()
 
 
 def report(broker: Broker, erasure: str) -> Erasure:
-    return broker.erasing.report(broker.topic(INTERNAL, "t"), erasure)[0]
+    return broker.erasing.report(broker.topics.served.topic(INTERNAL, "t"), erasure)[0]
 
 
 async def test_every_broker_erases_and_one_that_is_down_before_it_serves(stores: ClusterStores, tmp_path: Path) -> None:
     data = stores.data
     await stores.start(*BROKERS)
     making = await stores.making()
-    await making.create_topic(INTERNAL, "t", partitions=3, replication_factor=3, configs=CONFIGS)
-    await making.create_topic(INTERNAL, "idle", partitions=1, replication_factor=3, configs=CONFIGS)
+    await making.topics.changes.create(INTERNAL, "t", partitions=3, replication_factor=3, configs=CONFIGS)
+    await making.topics.changes.create(INTERNAL, "idle", partitions=1, replication_factor=3, configs=CONFIGS)
     topics = await stores.everywhere("t", 3)
     await stores.everywhere("idle", 1)
     leader_of_idle = stores.leader("idle", 0)
-    idle = leader_of_idle.topic(INTERNAL, "idle")
-    (await leader_of_idle.produce(INTERNAL, idle, records([b"kept"]), partition=0)).require_stored()
+    idle = leader_of_idle.topics.served.topic(INTERNAL, "idle")
+    (await leader_of_idle.produce.records.produce(INTERNAL, idle, records([b"kept"]), partition=0)).require_stored()
     for partition in range(3):
         await put(stores, partition, b"ada", b"bob", b"ada")
 
@@ -67,17 +69,17 @@ async def test_every_broker_erases_and_one_that_is_down_before_it_serves(stores:
 
     # The erasure begins on a broker that is not the controller, although the controller creates the topic of erasures.
     broker = stores.leader("t", 0)
-    erasure = await broker.erasing.begin(CLIENT, broker.topic(INTERNAL, "t"), [b"ada"])
+    erasure = await broker.erasing.begin(CLIENT, broker.topics.served.topic(INTERNAL, "t"), [b"ada"])
     await eventually_async(
         lambda: report(broker, erasure).state == "erased",
-        str(broker.erasing.report(broker.topic(INTERNAL, "t"), erasure)),
+        str(broker.erasing.report(broker.topics.served.topic(INTERNAL, "t"), erasure)),
     )
     found = report(broker, erasure)
     assert (found.records, [one.broker for one in found.brokers], found.pending) == (6, [1, 2, 3], ())
     assert files_with(data, SECRET) == []
     for partition in range(3):
         leader = stores.leader("t", partition)
-        assert await read_all(leader, leader.topic(INTERNAL, "t"), partition) == [(1, b"plain words")]
+        assert await read_all(leader, leader.topics.served.topic(INTERNAL, "t"), partition) == [(1, b"plain words")]
 
     for partition in range(3):
         await put(stores, partition, b"ada", b"cy")
@@ -91,7 +93,7 @@ async def test_every_broker_erases_and_one_that_is_down_before_it_serves(stores:
             lambda partition=partition: any(t.partitions[partition].is_settled for t in topics), "no leader"
         )
     broker = stores.leader("t", 0)
-    again = await broker.erasing.begin(CLIENT, broker.topic(INTERNAL, "t"), [b"ada"])
+    again = await broker.erasing.begin(CLIENT, broker.topics.served.topic(INTERNAL, "t"), [b"ada"])
     await eventually_async(lambda: report(broker, again).pending == (down,), "it does not say who is missing")
     assert report(broker, again).state == "pending"
     assert [f for f in files_with(data, SECRET) if f"brokers/{down}/" not in f] == []
@@ -100,6 +102,11 @@ async def test_every_broker_erases_and_one_that_is_down_before_it_serves(stores:
     (back,) = await stores.start(down)
     assert files_with(data, SECRET) == [], "it serves before it has erased"
     await eventually_async(lambda: report(broker, again).state == "erased", "not erased")
-    await eventually_async(lambda: back.topic(INTERNAL, "t").partitions[0].sealed_offset == 5, "it lags")
-    assert [value for _, value in await read_all(broker, broker.topic(INTERNAL, "t"), 0)] == [b"plain words"] * 2
-    assert len(await read_all(stores.leader("idle", 0), stores.leader("idle", 0).topic(INTERNAL, "idle"))) == 1
+    await eventually_async(lambda: back.topics.served.topic(INTERNAL, "t").partitions[0].sealed_offset == 5, "it lags")
+    assert [value for _, value in await read_all(broker, broker.topics.served.topic(INTERNAL, "t"), 0)] == [
+        b"plain words"
+    ] * 2
+    assert (
+        len(await read_all(stores.leader("idle", 0), stores.leader("idle", 0).topics.served.topic(INTERNAL, "idle")))
+        == 1
+    )

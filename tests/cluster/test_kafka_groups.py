@@ -75,7 +75,7 @@ async def committed(handlers: Handlers, group: str) -> tuple[int, list[int]]:
 
 async def test_clients_are_sent_to_the_coordinator(stores: ClusterStores):
     await stores.start(1, 2)
-    await (await stores.making()).create_topic(INTERNAL, "t", partitions=2)
+    await (await stores.making()).topics.changes.create(INTERNAL, "t", partitions=2)
     await stores.everywhere("t", 2)
     asked = handlers_of(stores, 1)
     found = {group: await coordinator(asked, group) for group in GROUPS.values()}

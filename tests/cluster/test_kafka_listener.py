@@ -22,7 +22,7 @@ async def test_a_leader_is_found_by_any_broker_and_named_by_a_wrong_one(brokers:
     stores = ClusterStores(brokers, tmp_path / "data")
     try:
         await stores.start(1, 2)
-        await (await stores.making()).create_topic(INTERNAL, "t", partitions=2)
+        await (await stores.making()).topics.changes.create(INTERNAL, "t", partitions=2)
         topics = await stores.everywhere("t", 2)
         asked = {one: Handlers(store.broker, store.groups) for one, store in stores.stores.items()}
         for one, handlers in asked.items():

@@ -16,8 +16,8 @@ from logstore.cli.app import app
 from logstore.cluster.cluster_state import ElectionType
 from logstore.cluster.znodes import NO_LEADER
 from logstore.errors import LogStoreError
+from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal import journal as journal_module
-from logstore.journal.observed import ObservedJournal
 from logstore.log.frame_records import frame_records
 from logstore.log.relocation import relocate_oldest
 from logstore.log.topic import Topic
@@ -69,10 +69,10 @@ async def produce_half(stores: ClusterStores, topic: str, half: int) -> None:
     leader = stores.leader(topic, 0)
     values = values_of(topic)[half * RECORDS // 2 : (half + 1) * RECORDS // 2]
     for begin in range(0, len(values), 10):
-        await produce(leader, leader.topic(INTERNAL, topic), list(values[begin : begin + 10]))
+        await produce(leader, leader.topics.served.topic(INTERNAL, topic), list(values[begin : begin + 10]))
     ends = {}
     for broker_id, store in stores.stores.items():
-        log = store.broker.topic(INTERNAL, topic).partitions[0]
+        log = store.broker.topics.served.topic(INTERNAL, topic).partitions[0]
         await eventually_async(lambda log=log: log.log_end_offset == (half + 1) * RECORDS // 2, "not replicated")
         ends[broker_id] = store.broker.journal.end_position
     for broker_id, end in ends.items():
@@ -115,7 +115,9 @@ async def test_all_replicas_have_all_records_whichever_broker_starts_first(
     for order in orders:
         name = f"t{len(made)}"
         making = await stores.making()
-        made.append(await making.create_topic(INTERNAL, name, partitions=1, replication_factor=3, configs=CONFIGS))
+        made.append(
+            await making.topics.changes.create(INTERNAL, name, partitions=1, replication_factor=3, configs=CONFIGS)
+        )
         await stores.everywhere(name, 1)
         await in_sync(stores, name)
         await produce_half(stores, name, 0)
@@ -130,7 +132,9 @@ async def test_all_replicas_have_all_records_whichever_broker_starts_first(
         await stores.everywhere(name, 1)
         await in_sync(stores, name)
         leader = stores.leader(name, 0)
-        assert await read_all(leader, leader.topic(INTERNAL, name)) == list(enumerate(values_of(name))), order
+        assert await read_all(leader, leader.topics.served.topic(INTERNAL, name)) == list(enumerate(values_of(name))), (
+            order
+        )
     await stores.kill()
     require_stored_everywhere(stores, made)
 
@@ -139,7 +143,7 @@ async def test_frames_that_were_copied_forward_and_are_lost_come_from_the_leader
     """Lose the earlier frames of a journal, which were never sealed, and keep the later ones."""
     home = stores.settings(VICTIM).log_directory
     await stores.start(*BROKERS)
-    made = await (await stores.making()).create_topic(
+    made = await (await stores.making()).topics.changes.create(
         INTERNAL, "t", partitions=1, replication_factor=3, configs=CONFIGS
     )
     await stores.everywhere("t", 1)
@@ -178,9 +182,11 @@ async def test_the_only_replica_leads_again_when_somebody_asks_for_it(
     home = stores.settings(VICTIM).log_directory
     await stores.start(VICTIM, offsets_topic_replication_factor=1)
     one = await stores.making()
-    topic = await one.create_topic(INTERNAL, "t", partitions=1, configs={**CONFIGS, "min.insync.replicas": "1"})
+    topic = await one.topics.changes.create(
+        INTERNAL, "t", partitions=1, configs={**CONFIGS, "min.insync.replicas": "1"}
+    )
     await produce(one, topic, [b"in the table"])
-    await one.roll(INTERNAL, topic)
+    await one.topics.tables.roll(INTERNAL, topic)
     await produce(one, topic, [b"in the journal"])
     end = one.journal.end_position
     await eventually_async(lambda: durable_end(home) >= end, "the position is not written down")
@@ -192,7 +198,7 @@ async def test_the_only_replica_leads_again_when_somebody_asks_for_it(
         row = await stores.zookeeper.row("t")
         assert (row.leader, row.isr) == (NO_LEADER, ())
         with pytest.raises(LogStoreError):
-            await produce(one, one.topic(INTERNAL, "t"), [b"at an offset that was acknowledged"])
+            await produce(one, one.topics.served.topic(INTERNAL, "t"), [b"at an offset that was acknowledged"])
         await stores.stop()
     if comes_back:
         shutil.rmtree(home / "journal")
@@ -201,7 +207,7 @@ async def test_the_only_replica_leads_again_when_somebody_asks_for_it(
     assert (await stores.zookeeper.row("t")).leader == NO_LEADER
     await stores.making()
     await stores.coordinator(VICTIM).elect_leaders(ElectionType.UNCLEAN, {"t": [0]})
-    topic = one.topic(INTERNAL, "t")
+    topic = one.topics.served.topic(INTERNAL, "t")
     await eventually_async(lambda: topic.partitions[0].is_leader, "no leader")
     kept = [b"in the table", *([b"in the journal"] if comes_back else [])]
     await eventually_async(lambda: topic.partitions[0].high_watermark == len(kept), "not all there")

@@ -89,15 +89,15 @@ class Camera(FileSystem):
 
 
 async def roll_it(broker: Broker, topic: Topic) -> None:
-    await broker.roll(INTERNAL, topic)
+    await broker.topics.tables.roll(INTERNAL, topic)
 
 
 async def alter_it(broker: Broker, topic: Topic) -> None:
-    await broker.alter_configs(INTERNAL, "t", {"retention.ms": "77"})
+    await broker.topics.changes.alter_configs(INTERNAL, "t", {"retention.ms": "77"})
 
 
 async def delete_from_it(broker: Broker, topic: Topic) -> None:
-    await broker.delete_records(INTERNAL, topic, 0, 2)
+    await broker.topics.tables.delete_records(INTERNAL, topic, 0, 2)
 
 
 async def retain_it(broker: Broker, topic: Topic) -> None:
@@ -107,7 +107,7 @@ async def retain_it(broker: Broker, topic: Topic) -> None:
 
 
 async def extend_it(broker: Broker, topic: Topic) -> None:
-    await broker.add_partitions(INTERNAL, "t", 3)
+    await broker.topics.changes.add_partitions(INTERNAL, "t", 3)
 
 
 KINDS: dict[str, Callable[[Broker, Topic], Awaitable[None]]] = {
@@ -130,11 +130,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         home = tmp_path_factory.mktemp(name)
         camera = Camera(home / "data", home / "image")
         async with running_broker(home / "data", filesystem=camera, **SMALL) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             for values in (VALUES[:2], VALUES[2:4]):
                 await produce(broker, topic, values)
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             await produce(broker, topic, VALUES[4:])
             camera.armed = True
             await KINDS[name](broker, topic)
@@ -150,11 +150,11 @@ def check_all_is_there(data: Path) -> None:
 
     async def scenario() -> None:
         async with running_broker(data, **SMALL) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert "retention.ms" not in topic.config_overrides
             assert len(topic.partitions) == 1
             assert await read_all(broker, topic) == list(enumerate(VALUES))
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == list(enumerate(VALUES))
         assert in_table(data) == list(enumerate(VALUES))
 
@@ -198,15 +198,15 @@ def test_the_files_of_a_torn_roll_are_committed_again_where_the_journal_is_freed
 
     async def before() -> set[str]:
         async with running_broker(tmp_path, **SMALL) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, VALUES)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             return {segment.path for segment in topic.partition(0).segments}
 
     async def start_and_stop() -> set[str]:
         async with running_broker(tmp_path, **SMALL) as broker:
-            return {segment.path for segment in broker.topic(INTERNAL, "t").partition(0).segments}
+            return {segment.path for segment in broker.topics.served.topic(INTERNAL, "t").partition(0).segments}
 
     files = run(before())
     run(start_and_stop())
@@ -242,11 +242,11 @@ def test_all_torn_entries_at_the_end_are_set_aside(tmp_path: Path) -> None:
 def test_a_torn_entry_below_a_whole_one_is_refused(tmp_path: Path, torn: int) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, **SMALL) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             for value in VALUES[:3]:
                 await produce(broker, topic, [value])
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
         entry = log_entry(topic.table, torn)
         entry.write_bytes(entry.read_bytes()[:-1])
         assert re.search(rf"{entry.name} is torn.*restore it from a backup", await quarantined(tmp_path, **SMALL))
@@ -284,24 +284,24 @@ def test_records_acknowledged_after_a_failed_fsync_survive_a_power_cut(tmp_path:
 
     async def before() -> None:
         async with running_broker(data, filesystem=disk, **SMALL) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, VALUES)
             disk.fail(failing)
             with pytest.raises(CommitStateUnknownError, match="fsync failed"):
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             assert topic.partition(0).sealed_offset == 0
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             disk.fail(failing)
             with pytest.raises(CommitStateUnknownError):
-                await broker.alter_configs(INTERNAL, "t", {"retention.ms": "77"})
-            await broker.alter_configs(INTERNAL, "t", {"retention.ms": "77"})
+                await broker.topics.changes.alter_configs(INTERNAL, "t", {"retention.ms": "77"})
+            await broker.topics.changes.alter_configs(INTERNAL, "t", {"retention.ms": "77"})
             disk.power_cut(random.Random(1), strict=True)
 
     async def after() -> None:
         async with running_broker(data, **SMALL) as broker:
-            assert broker.topic(INTERNAL, "t").config_overrides["retention.ms"] == "77"
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == list(enumerate(VALUES))
+            assert broker.topics.served.topic(INTERNAL, "t").config_overrides["retention.ms"] == "77"
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == list(enumerate(VALUES))
 
     with contextlib.suppress(OSError, StorageError):  # the dead disk reports an error
         run(before())

@@ -7,9 +7,9 @@ import pytest
 
 from logstore.errors import CorruptionError, StorageError
 from logstore.filesystem import FileSystem, local_filesystem
+from logstore.inspection.journal import verify
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, FrameType, encode_mark
-from logstore.journal.inspect import verify
 from logstore.journal.journal_file import JournalFile
 from logstore.journal.writer import FrameBuffers
 from tests.support.captured_logs import captured_logs

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from logstore.errors import LogStoreError, StorageFullError
+from logstore.inspection.journal import verify
 from logstore.journal.frame import FrameType
-from logstore.journal.inspect import verify
 from logstore.records.transactions import ControlType, EndTransactionMarker
 from tests.support.examples import examples
 from tests.support.faulty_filesystem import FaultyFileSystem

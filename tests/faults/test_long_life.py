@@ -64,7 +64,7 @@ async def live(broker: Broker, topic: Topic, clock: ManualClock, rolls: int, fir
         await asyncio.gather(*(produce(broker, topic, values, partition=p) for p in range(PARTITIONS)))
         clock.advance(HOUR_MS)
         began = time.process_time()
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
         took.append(1000 * (time.process_time() - began))
         while await broker._upkeep._round():
             pass
@@ -101,7 +101,7 @@ def test_files_log_entries_and_the_cost_of_a_roll_stay_flat(tmp_path: Path) -> N
         }
         parts: list[Age] = []
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=PARTITIONS, configs=configs)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=PARTITIONS, configs=configs)
             assert topic
             table = topic.table
             while len(parts) < PARTS:

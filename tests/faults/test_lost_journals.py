@@ -63,9 +63,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(journal_module, "RECORDING_S", 0.01)
             async with store_on(live) as store:
-                topic = await store.broker.create_topic(INTERNAL, "t", configs=NEVER)
+                topic = await store.broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
                 await produce(store.broker, topic, values(0, IN_TABLE))
-                await store.broker.roll(INTERNAL, topic)
+                await store.broker.topics.tables.roll(INTERNAL, topic)
                 await produce(store.broker, topic, values(IN_TABLE, IN_IMAGE))
                 image = live.with_name(IMAGE)
                 copy_of_one_moment(journal_of(live / "brokers/0"), image)
@@ -110,7 +110,7 @@ HOW = [
 
 async def found_in(store: Store) -> tuple[list[bytes | None], int | None]:
     """Return the values of all records, whose offsets have no gap, and the offset that the group has committed."""
-    topic = store.broker.topic(INTERNAL, "t")
+    topic = store.broker.topics.served.topic(INTERNAL, "t")
     rows = await read_all(store.broker, topic)
     assert [offset for offset, _ in rows] == list(range(len(rows)))
     committed = None
@@ -144,7 +144,7 @@ def test_a_start_without_its_journal_is_refused_and_with_it_all_is_there(
     async def whole() -> None:
         async with store_on(data) as store:
             assert await found_in(store) == (values(0, ACKNOWLEDGED), 7)
-            topic = store.broker.topic(INTERNAL, "t")
+            topic = store.broker.topics.served.topic(INTERNAL, "t")
             assert await produce(store.broker, topic, values(ACKNOWLEDGED, ACKNOWLEDGED + 1)) == ACKNOWLEDGED
 
     shutil.rmtree(home / "journal")
@@ -163,7 +163,7 @@ def test_who_asks_for_it_goes_on_with_what_is_there(data: Path, lose: Callable[[
         lose(data / "brokers/0")
         async with store_on(data, new_journal=True) as store:
             assert (await found_in(store))[0] == values(0, left)
-            assert await produce(store.broker, store.broker.topic(INTERNAL, "t"), [b"next"]) == left
+            assert await produce(store.broker, store.broker.topics.served.topic(INTERNAL, "t"), [b"next"]) == left
         async with store_on(data) as store:
             assert (await found_in(store))[0] == [*values(0, left), b"next"]
 
@@ -177,7 +177,7 @@ def test_what_was_acknowledged_before_the_files_were_removed_is_in_the_tables_af
 
     async def scenario() -> None:
         async with store_on(data) as store:
-            topic = store.broker.topic(INTERNAL, "t")
+            topic = store.broker.topics.served.topic(INTERNAL, "t")
             await produce(store.broker, topic, values(ACKNOWLEDGED, ACKNOWLEDGED + 5))
             assert store.broker.not_ready_reason is None
             lost_journals.move_away(home, tmp_path / "aside")

@@ -12,7 +12,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitConflictError
-from logstore.journal.inspect import dump
+from logstore.inspection.journal import dump
 from logstore.limits import MIB
 from logstore.log.topic import Topic
 from logstore.segments.writer import SegmentWriter
@@ -43,13 +43,13 @@ def offsets_in_delta(topic_path: Path, partition: int) -> list[int]:
 
 async def rolled(broker: Broker, topic: Topic, values: list[bytes | None], partition: int = 0) -> int:
     await produce(broker, topic, values, partition=partition)
-    return (await broker.roll(INTERNAL, topic)).version
+    return (await broker.topics.tables.roll(INTERNAL, topic)).version
 
 
 def test_the_last_roll_is_committed_again_with_the_same_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             version = await rolled(broker, topic, [b"c", b"d"])
@@ -60,7 +60,7 @@ def test_the_last_roll_is_committed_again_with_the_same_file(tmp_path: Path) -> 
             await broker._roller.refresh(topic)
             assert offsets_in_delta(path_of(topic.table), 0) == [0, 1, 2, 3]
             assert {s.path for s in topic.partition(0).segments} == files
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == list(enumerate([b"a", b"b", b"c", b"d", b"e"]))
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2, 3, 4]
 
@@ -70,13 +70,13 @@ def test_the_last_roll_is_committed_again_with_the_same_file(tmp_path: Path) -> 
 def test_a_roll_that_comes_before_the_refresh_does_not_build_on_the_hole(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             overwrite(path_of(topic.table), await rolled(broker, topic, [b"a", b"b"]))
             await produce(broker, topic, [b"c"])
             with pytest.raises(Exception, match="sealed up to 0"):
-                await broker.roll(INTERNAL, topic)
-            await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
 
     run(scenario())
@@ -88,16 +88,16 @@ def test_a_roll_that_is_overwritten_at_once_is_never_a_gap_for_readers(tmp_path:
 
     async def scenario() -> None:
         async with running_broker(tmp_path, filesystem=filesystem) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
             # The commit is durable, and gone before the broker looks at the table again.
             filesystem.at("delta.synced", lambda: overwrite(path_of(topic.table), topic.version + 1))
             with pytest.raises(CommitConflictError, match="overwritten by a foreign commit"):
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             await produce(broker, topic, [b"c"])
             assert await read_all(broker, topic) == values
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == values
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
 
@@ -107,7 +107,7 @@ def test_a_roll_that_is_overwritten_at_once_is_never_a_gap_for_readers(tmp_path:
 def test_an_older_roll_is_restored_beneath_later_ones(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             first = await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
@@ -124,14 +124,14 @@ def test_a_start_restores_what_was_overwritten_while_nothing_ran(tmp_path: Path,
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             versions.append(await rolled(broker, topic, [b"a", b"b"]))
             versions.append(await rolled(broker, topic, [b"c"]))
 
     async def after() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert topic.partition(0).sealed_offset == 3
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
@@ -152,16 +152,18 @@ def test_a_start_restores_a_roll_of_which_the_journal_has_the_last_frames_still(
 
     async def before() -> None:
         async with running_broker(tmp_path, journal_max_bytes=32 * MIB) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             for value in values:
                 await produce(broker, topic, [value])
-            versions.append((await broker.roll(INTERNAL, topic)).version)
+            versions.append((await broker.topics.tables.roll(INTERNAL, topic)).version)
 
     async def after() -> None:
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t"), max_bytes=4 * MIB) == list(enumerate(values))
-            await produce(broker, broker.topic(INTERNAL, "t"), [b"next"])
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t"), max_bytes=4 * MIB) == list(
+                enumerate(values)
+            )
+            await produce(broker, broker.topics.served.topic(INTERNAL, "t"), [b"next"])
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == list(range(9))
 
     run(before())
@@ -179,7 +181,7 @@ def test_sealed_records_that_are_nowhere_quarantine_their_partition(tmp_path: Pa
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             versions.append(await rolled(broker, topic, [b"a", b"b"]))
 
@@ -218,7 +220,7 @@ def join_all_segments(topic_path: Path) -> None:
 def test_a_roll_is_restored_although_a_job_committed_meanwhile(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             version = await rolled(broker, topic, [b"c"])
@@ -237,7 +239,7 @@ def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_pat
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a"])
             await rolled(broker, topic, [b"b"])
@@ -248,7 +250,11 @@ def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_pat
 
     async def after() -> None:
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(1, b"b"), (2, b"c"), (3, b"d")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == [
+                (1, b"b"),
+                (2, b"c"),
+                (3, b"d"),
+            ]
 
     run(before())
     overwrite(tmp_path / "topics" / "t", versions[0])
@@ -259,7 +265,7 @@ def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_pat
 def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a"])
             version = await rolled(broker, topic, [b"b", b"c"])
@@ -268,7 +274,9 @@ def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: 
             await broker._roller.refresh(topic)
             await rolled(broker, topic, [b"d"])
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == list(enumerate([b"a", b"b", b"c", b"d"]))
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == list(
+                enumerate([b"a", b"b", b"c", b"d"])
+            )
 
     run(scenario())
 
@@ -276,14 +284,14 @@ def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: 
 def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b", b"c"])
-            assert await broker.delete_records(INTERNAL, topic, 0, 2) == 2
+            assert await broker.topics.tables.delete_records(INTERNAL, topic, 0, 2) == 2
             overwrite(path_of(topic.table), topic.version)
             await broker._roller.refresh(topic)
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(2, b"c")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == [(2, b"c")]
 
     run(scenario())
 
@@ -291,12 +299,12 @@ def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
 def test_rows_deleted_with_sql_stay_deleted_when_their_removal_is_forgotten(tmp_path: Path) -> None:
     async def start_and_stop() -> list[int]:
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             return [offset for offset, _ in await read_all(broker, topic)]
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
@@ -327,7 +335,7 @@ def test_rows_deleted_with_sql_stay_deleted_when_their_removal_is_forgotten(tmp_
 def test_rows_deleted_with_sql_stay_deleted_though_a_killed_roll_left_a_file_of_them(tmp_path: Path) -> None:
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a"])
             await rolled(broker, topic, [b"b"])
@@ -338,7 +346,7 @@ def test_rows_deleted_with_sql_stay_deleted_though_a_killed_roll_left_a_file_of_
 
     async def start_and_stop() -> list[int]:
         async with running_broker(tmp_path) as broker:
-            return [offset for offset, _ in await read_all(broker, broker.topic(INTERNAL, "t"))]
+            return [offset for offset, _ in await read_all(broker, broker.topics.served.topic(INTERNAL, "t"))]
 
     run(before())
     DeltaTable(tmp_path / "topics" / "t").delete("offset = 1")
@@ -350,7 +358,7 @@ def test_rows_deleted_with_sql_stay_deleted_though_a_killed_roll_left_a_file_of_
 def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
@@ -372,7 +380,7 @@ def test_the_last_roll_is_known_when_only_the_journals_snapshot_tells_of_it(tmp_
 
     async def roll_and_kill() -> int:
         async with running_broker(data) as broker:
-            rolled = await broker.roll(INTERNAL, broker.topic(INTERNAL, TOPIC))
+            rolled = await broker.topics.tables.roll(INTERNAL, broker.topics.served.topic(INTERNAL, TOPIC))
             journal = data / "brokers" / "0" / "journal" / "0"
             await eventually_async(lambda: all(row.type != "DATA" for row in dump(journal)))
             copy_of_one_moment(data, killed)

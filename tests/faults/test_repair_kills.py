@@ -15,11 +15,11 @@ import pytest
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import StorageError
 from logstore.filesystem import FileSystem
-from logstore.journal.inspect import repair, verify
+from logstore.inspection.journal import repair, verify
+from logstore.inspection.observed_journal import ObservedJournal
+from logstore.inspection.table_check import verify_topic
+from logstore.inspection.table_rebuild import Known, carry_out, plan_rebuild
 from logstore.journal.journal_file import list_files
-from logstore.journal.observed import ObservedJournal
-from logstore.log.table_check import verify_topic
-from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
 from logstore.table_root import open_root
 from tests.support.damage import flip_bit
 from tests.support.faulty_filesystem import FaultyFileSystem

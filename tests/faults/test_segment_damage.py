@@ -208,19 +208,19 @@ def test_the_message_says_where_and_what_to_do(tmp_path: Path) -> None:
 
 async def two_segments_and_a_tail(broker: Broker) -> Topic:
     """Write partition 0 with offsets 0 and 1, 2 and 3 in segments, 4 in the journal, and partition 1 with offset 0."""
-    topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs=NEVER)
+    topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2, configs=NEVER)
     assert topic
     await produce(broker, topic, [b"other"], partition=1)
     for values in ([b"a", b"b"], [b"c", b"d"]):
         await produce(broker, topic, values)
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
     await produce(broker, topic, [b"e"])
     return topic
 
 
 def as_after_a_restart(broker: Broker) -> None:
-    broker._fetching._reader._slices._begun.clear()
-    broker._fetching._reader._slices._indices.clear()
+    broker.fetch._reader._slices._begun.clear()
+    broker.fetch._reader._slices._indices.clear()
 
 
 async def is_refused(read: Callable[[], Awaitable[object]], path: Path) -> str:
@@ -240,11 +240,13 @@ def test_a_damaged_row_group_is_not_served_and_all_else_is(tmp_path: Path) -> No
             size = len(good)
 
             async def fetch(offset: int) -> list[int]:
-                result = await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                result = await broker.fetch.partition(
+                    INTERNAL, topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0
+                )
                 offsets: list[int] = result.records["offset"].to_pylist()
                 return offsets
 
-            found = await broker.offset_for_timestamp(INTERNAL, topic, 0, 1)
+            found = await broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, 1)
             for at in [0, *range(4, size, size // 12), size - 9, size - 5, size - 1]:
                 content = bytearray(good)
                 content[at] ^= 0x10
@@ -254,7 +256,7 @@ def test_a_damaged_row_group_is_not_served_and_all_else_is(tmp_path: Path) -> No
                     await is_refused(lambda o=offset: fetch(o), path)
                 # It may miss damage in a column chunk that it does not read.
                 with contextlib.suppress(CorruptionError):
-                    assert await broker.offset_for_timestamp(INTERNAL, topic, 0, 1) == found
+                    assert await broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, 1) == found
                 assert [await fetch(offset) for offset in (2, 3, 4)] == [[2], [3], [4]]
                 assert await read_all(broker, topic, 1) == [(0, b"other")]
             path.write_bytes(good)
@@ -269,8 +271,10 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
             topic = await two_segments_and_a_tail(broker)
             path = path_of(topic.table) / topic.partition(0).segments.files[0].path
             path.unlink()
-            await is_refused(lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
-            await is_refused(lambda: broker.offset_for_timestamp(INTERNAL, topic, 0, 1), path)
+            await is_refused(
+                lambda: broker.fetch.partition(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path
+            )
+            await is_refused(lambda: broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, 1), path)
             assert await read_all(broker, topic, 1) == [(0, b"other")]
 
     run(scenario())
@@ -289,7 +293,7 @@ def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Pat
                 rival = writer.finish()
             (path_of(topic.table) / rival.path).rename(path)
             said = await is_refused(
-                lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path
+                lambda: broker.fetch.partition(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path
             )
             assert "holds 1 records of offsets 0 to 0, the Delta log says 2 of 0 to 1" in said
 
@@ -313,16 +317,16 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             for value in (b"a", b"b"):
                 await produce(broker, topic, [value])
-                versions.append((await broker.roll(INTERNAL, topic)).version)
+                versions.append((await broker.topics.tables.roll(INTERNAL, topic)).version)
 
     async def leader() -> None:
         # With a new journal the files are the only place of the records.
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             paths.extend(path_of(topic.table) / s.path for s in topic.partition(0).segments)
             overwrite_entry(topic.table, versions[which])
             damage(paths[which])
@@ -330,7 +334,7 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
 
     async def start() -> None:
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
 
     run(before())
     run(leader())
@@ -344,7 +348,7 @@ def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
             forbidden = "delta.setTransactionRetentionDuration"
@@ -354,14 +358,14 @@ def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path
                 {forbidden: "interval 1 days"}, raise_if_not_exists=False
             )
             with pytest.raises(CommitRefusedError, match=forbidden):
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             (left_over,) = path_of(topic.table).glob("partition=0/*.parquet")
             damage(left_over)
             # delta-rs cannot remove a property, so the commit that set it is removed.
             entry = max((path_of(topic.table) / "_delta_log").glob("*.json"))
             assert forbidden in entry.read_text()
             entry.unlink()
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert left_over.name not in topic.partition(0).segments.files[0].path
             as_after_a_restart(broker)
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b")]

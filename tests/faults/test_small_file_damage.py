@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.secret import load_secret
+from logstore.broker.produce.secret import load_secret
 from logstore.cli.data_directory import running_url, stopped_store
 from logstore.cluster import checked_file
 from logstore.cluster.cluster_state import KnownTopic
@@ -117,16 +117,16 @@ def test_the_remedy_in_the_message_helps(tmp_path: Path) -> None:
 
     async def write() -> str:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, [b"a"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await produce(broker, topic, [b"b"])
             return broker.cluster_id
 
     async def read(cluster_id: str | None) -> None:
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b")]
             assert topic.partition(0).leader_epoch > topic.snapshot.partitions[0].leader_epoch
             assert (broker.cluster_id == cluster_id) is (cluster_id is not None)
@@ -177,16 +177,16 @@ def test_a_marker_of_a_deleted_topic_with_another_name_leaves_its_records_missed
 
     async def delete() -> uuid.UUID:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, [b"a"])
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             return topic.topic_id
 
     async def start() -> list[str]:
         async with running_broker(tmp_path) as broker:
-            assert broker.topics(INTERNAL) == []
-            return [problem.remedy for problem in broker.problems(INTERNAL)]
+            assert broker.topics.served.all(INTERNAL) == []
+            return [problem.remedy for problem in broker.topics.problems.all(INTERNAL)]
 
     topic_id = run(delete())
     marker = tmp_path / "deleted" / str(topic_id)
@@ -203,7 +203,7 @@ def test_a_marker_of_a_deleted_topic_with_another_name_leaves_its_records_missed
 def test_other_things_beside_the_markers_are_harmless_because_they_are_no_topic_ids(tmp_path: Path) -> None:
     async def start() -> None:
         async with running_broker(tmp_path) as broker:
-            assert broker.topics(INTERNAL) == []
+            assert broker.topics.served.all(INTERNAL) == []
 
     (tmp_path / "deleted" / "notes").mkdir(parents=True)
     (tmp_path / "deleted" / str(uuid.UUID(int=1))).write_bytes(b"a file")

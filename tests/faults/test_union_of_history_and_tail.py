@@ -96,7 +96,7 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic
             written: list[bytes] = []
 
@@ -105,7 +105,7 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
                     values = [f"{number}.{n}".encode() for n in range(5)]
                     written.extend(values)
                     await produce(broker, topic, list(values))
-                    await broker.roll(INTERNAL, topic)
+                    await broker.topics.tables.roll(INTERNAL, topic)
 
             async def read() -> int:
                 rounds = 0
@@ -120,7 +120,7 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
                 rounds = 0
                 while not writer.done():
                     if at := topic.partition(0).high_watermark:
-                        fetched = await broker.fetch(
+                        fetched = await broker.fetch.partition(
                             INTERNAL, topic, 0, at - 1, max_bytes=200, min_bytes=1, max_wait_ms=0
                         )
                         assert fetched.records["offset"].to_pylist()[:1] == [at - 1]
@@ -142,7 +142,9 @@ def test_records_that_could_not_be_sealed_stay_in_the_journal(tmp_path: Path) ->
 
     async def scenario() -> None:
         async with running_broker(tmp_path, journal_max_bytes=32 * MIB) as broker:  # journal files are of 1 MiB
-            topics = [await broker.create_topic(INTERNAL, name, configs=NEVER) for name in ("refused", "rolled")]
+            topics = [
+                await broker.topics.changes.create(INTERNAL, name, configs=NEVER) for name in ("refused", "rolled")
+            ]
             refused, rolled = (topic for topic in topics if topic)
             values = [bytes([n]) * 200_000 for n in range(8)]
             for value in values:
@@ -151,14 +153,14 @@ def test_records_that_could_not_be_sealed_stay_in_the_journal(tmp_path: Path) ->
                 {FORBIDDEN_PROPERTY: "interval 1 days"}, raise_if_not_exists=False
             )
             with pytest.raises(CommitRefusedError, match=FORBIDDEN_PROPERTY):
-                await broker.roll(INTERNAL, refused)
+                await broker.topics.tables.roll(INTERNAL, refused)
             first = broker.journal.files[0]
             for _ in range(3):
                 for value in values:
                     await produce(broker, rolled, [value])
-                await broker.roll(INTERNAL, rolled)
+                await broker.topics.tables.roll(INTERNAL, rolled)
             assert broker.journal.files[0] == first
-            broker._fetching._reader._slices._begun.clear()
+            broker.fetch._reader._slices._begun.clear()
             assert await read_all(broker, refused) == list(enumerate(values))
 
     run(scenario())

@@ -15,6 +15,7 @@ import pyarrow as pa
 from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.cluster.registration import write_cluster_file
 from logstore.filesystem import FileSystem
+from logstore.inspection.journal import DumpRow
 from logstore.journal.frame import (
     FileHeader,
     Frame,
@@ -26,7 +27,6 @@ from logstore.journal.frame import (
     encode_mark,
 )
 from logstore.journal.identity import JournalIdentity
-from logstore.journal.inspect import DumpRow
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.kafka_batches.header import Compression, with_max_timestamp
 from logstore.log.partition_frames import PartitionFrames

@@ -18,16 +18,16 @@ from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.inspection.journal import dump, verify
+from logstore.inspection.observed_journal import ObservedJournal
+from logstore.inspection.table_check import verify_topic
+from logstore.inspection.table_rebuild import Known, carry_out, plan_rebuild
 from logstore.journal import format_1
 from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameFlags, FrameType, decode_frame_header
 from logstore.journal.identity import FoundJournal
-from logstore.journal.inspect import dump, verify
-from logstore.journal.observed import ObservedJournal
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.history import history_gaps
 from logstore.log.journal_tail import collect_tails
-from logstore.log.table_check import verify_topic
-from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
 from logstore.records.batch_identity import unpack_batches
 from logstore.replication.protocol import split_frames
 from logstore.table_files import open_table

@@ -26,8 +26,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from logstore.journal.inspect import dump
-from logstore.journal.observed import ObservedJournal
+from logstore.inspection.journal import dump
+from logstore.inspection.observed_journal import ObservedJournal
 from logstore.log.frame_records import frame_records
 from tests.golden.data_directory import write_data_directory
 from tests.golden.observed import record_rows

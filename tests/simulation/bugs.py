@@ -124,9 +124,9 @@ def fetch_session_forgets() -> None:
 
 def produce_tells_the_last_offset() -> None:
     """Return the last offset of a batch as its base offset in the response to Produce."""
-    from logstore.broker.batch_producing import BatchProducing
+    from logstore.broker.produce.batches import BatchProducing
 
-    produce = BatchProducing.produce_batches
+    produce = BatchProducing.produce
 
     async def produce_batches(self: BatchProducing, context: Any, requests: Any, **options: Any) -> Any:
         counts = [[BatchHeader.read(memoryview(data)).record_count for _, data in one.batches] for one in requests]
@@ -137,7 +137,7 @@ def produce_tells_the_last_offset() -> None:
                     of_topic[at] = outcome._replace(base_offset=outcome.base_offset + count - 1)
         return produced
 
-    BatchProducing.produce_batches = produce_batches  # type: ignore[method-assign]
+    BatchProducing.produce = produce_batches  # type: ignore[method-assign]
 
 
 def open_outcome_is_a_refusal() -> None:

@@ -199,7 +199,7 @@ def read_deleted_records() -> None:
 
 def delete_records_in_memory() -> None:
     """Move the log start in memory, without a commit."""
-    from logstore.broker.topic_tables import TopicTables
+    from logstore.broker.topics.tables import TopicTables
 
     async def in_memory(self: Any, context: Any, topic: Any, before_offsets: Any) -> Any:
         found = dict(before_offsets)
@@ -216,7 +216,7 @@ def delete_records_in_memory() -> None:
 
 def give_no_new_epoch() -> None:
     """Return the current epoch to a producer that asks for the next one."""
-    from logstore.broker.producing import ProducerId, Producing
+    from logstore.broker.produce.records import ProducerId, Producing
 
     init = Producing.init_producer
 
@@ -253,7 +253,7 @@ def commit_offsets_unsynced() -> None:
 
 def refuse_what_is_stored() -> None:
     """Refuse every tenth request although its records are stored."""
-    from logstore.broker.producing import Producing
+    from logstore.broker.produce.records import Producing
     from logstore.errors import ThrottledError
 
     produce = Producing.produce

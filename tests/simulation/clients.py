@@ -150,9 +150,9 @@ class Producer(Client):
 
         async def work(store: Store) -> list[tuple[int, int] | None]:
             broker = store.broker
-            result = await broker.produce(
+            result = await broker.produce.records.produce(
                 CLIENT,
-                broker.topic(CLIENT, topic.name),
+                broker.topics.served.topic(CLIENT, topic.name),
                 decoded(records),
                 partition=partition,
                 acks={"all": -1, "1": 1, "0": 0}[acks],
@@ -176,7 +176,9 @@ class Producer(Client):
 
     async def _new_identity(self, old: "_Identity | None") -> "_Identity | None":
         async def work(store: Store) -> "_Identity":
-            found = await store.broker.init_producer(CLIENT, *(() if old is None else (old.id, old.epoch)))
+            found = await store.broker.produce.records.init_producer(
+                CLIENT, *(() if old is None else (old.id, old.epoch))
+            )
             return _Identity(found.producer_id, found.producer_epoch)
 
         _, found = await self._send(None, work)
@@ -231,7 +233,11 @@ class Reader(Client):
 
         async def work(store: Store) -> Mapping[str, Any]:
             broker = store.broker
-            return {"log_start": await broker.delete_records(CLIENT, broker.topic(CLIENT, topic), partition, before)}
+            return {
+                "log_start": await broker.topics.tables.delete_records(
+                    CLIENT, broker.topics.served.topic(CLIENT, topic), partition, before
+                )
+            }
 
         asked = {"topic": topic, "partition": partition, "before_offset": before}
         await self.call("delete_records", Log(topic, partition), work, lambda told: told, asked)
@@ -241,7 +247,9 @@ class Reader(Client):
 
         async def work(store: Store) -> Mapping[str, Any]:
             broker = store.broker
-            found = await broker.offset_for_timestamp(CLIENT, broker.topic(CLIENT, topic), partition, timestamp)
+            found = await broker.fetch.offset_for_timestamp(
+                CLIENT, broker.topics.served.topic(CLIENT, topic), partition, timestamp
+            )
             return {"offset": None if found is None else found[0]}
 
         asked = {"topic": topic, "partition": partition, "timestamp": timestamp}
@@ -265,7 +273,7 @@ class Reader(Client):
         """Return the log start, or None if the store did not return it."""
 
         async def work(store: Store) -> int:
-            return store.broker.topic(CLIENT, topic).partition(partition).log_start_offset
+            return store.broker.topics.served.topic(CLIENT, topic).partition(partition).log_start_offset
 
         _, start = await self._send(Log(topic, partition), work)
         return start  # type: ignore[no-any-return]
@@ -275,9 +283,9 @@ class Reader(Client):
 
         async def work(store: Store) -> Mapping[str, Any]:
             broker = store.broker
-            found = await broker.fetch(
+            found = await broker.fetch.partition(
                 CLIENT,
-                broker.topic(CLIENT, topic),
+                broker.topics.served.topic(CLIENT, topic),
                 partition,
                 offset,
                 max_bytes=max_bytes,

@@ -72,7 +72,7 @@ class Cluster:
         if node.store is None:
             return None
         try:
-            found = node.store.broker.topic(INTERNAL, topic)
+            found = node.store.broker.topics.served.topic(INTERNAL, topic)
         except LogStoreError:
             return None
         return self.coordinator(broker_id).partition_state(found.topic_id, partition)
@@ -91,7 +91,7 @@ class Cluster:
         first = self.nodes[0].store
         if first is None or len(self.running) < len(self.nodes):
             return False
-        for topic in first.broker.topics(INTERNAL, include_internal=True):
+        for topic in first.broker.topics.served.all(INTERNAL, include_internal=True):
             for partition in range(len(topic.partitions)):
                 leader = self.leader(topic.name, partition)
                 state = None if leader is None else self.state(int(leader.name), topic.name, partition)

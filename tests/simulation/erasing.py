@@ -86,7 +86,7 @@ class Eraser(Producer):
 
         async def begin(store: Store) -> str:
             broker = store.broker
-            return await broker.erasing.begin(CLIENT, broker.topic(CLIENT, topic), keys, where)
+            return await broker.erasing.begin(CLIENT, broker.topics.served.topic(CLIENT, topic), keys, where)
 
         while True:
             phase, erasure = await self._send(Log(topic, 0), begin)
@@ -103,7 +103,7 @@ class Eraser(Producer):
 
         async def look(store: Store) -> int | None:
             broker = store.broker
-            found = broker.topic(CLIENT, topic)
+            found = broker.topics.served.topic(CLIENT, topic)
             if (count := broker.erasing.count(found, erasure)) is not None:
                 return None if count.failure is not None else -1
             reports = {report.id: report for report in broker.erasing.reports(found)}

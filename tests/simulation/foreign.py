@@ -138,7 +138,7 @@ class Stranger(Reader):
 
         async def refresh(store: Any) -> None:
             broker = store.broker
-            await broker.refresh(CLIENT, broker.topic(CLIENT, topic))
+            await broker.topics.tables.refresh(CLIENT, broker.topics.served.topic(CLIENT, topic))
 
         table = self._data / "topics" / topic
         while not await self._is_below_start(topic, partition, offset):

@@ -67,7 +67,7 @@ class Group:
         for log in self.logs():
 
             async def end(store: Store, of: Log = log) -> int:
-                return store.broker.topic(CLIENT, of.topic).partition(of.partition).high_watermark
+                return store.broker.topics.served.topic(CLIENT, of.topic).partition(of.partition).high_watermark
 
             if self.processed.get(log, 0) < await self._site.call(end, log):
                 return False

@@ -75,7 +75,9 @@ class Site:
         for node in self.nodes:
             if node.store is not None:
                 with contextlib.suppress(LogStoreError):
-                    leaders += node.store.broker.topic(INTERNAL, log.topic).partition(log.partition).is_settled
+                    leaders += (
+                        node.store.broker.topics.served.topic(INTERNAL, log.topic).partition(log.partition).is_settled
+                    )
         if leaders > 1:
             raise NotLeaderOrFollowerError(f"{log.topic}-{log.partition} has {leaders} leaders")
 

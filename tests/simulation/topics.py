@@ -110,11 +110,11 @@ class Administrator:
         async def create(store: Store) -> UUID:
             broker = store.broker
             try:
-                made = await broker.create_topic(CLIENT, name, partitions=partitions, configs=configs)
+                made = await broker.topics.changes.create(CLIENT, name, partitions=partitions, configs=configs)
             except TopicExistsError:  # an earlier attempt has created it, or the topic before it is not deleted yet
-                made = broker.topic(CLIENT, name)
+                made = broker.topics.served.topic(CLIENT, name)
                 if made.topic_id in self._gone:
-                    await broker.delete_topic(CLIENT, name, made.topic_id)
+                    await broker.topics.changes.delete(CLIENT, name, made.topic_id)
                     raise
             assert made is not None
             return made.topic_id
@@ -125,7 +125,7 @@ class Administrator:
 
     async def _delete(self, life: _Life) -> None:
         async def delete(store: Store) -> None:
-            await store.broker.delete_topic(CLIENT, life.name, life.topic_id)
+            await store.broker.topics.changes.delete(CLIENT, life.name, life.topic_id)
 
         self._history.tell("administrator", "fault", kind="delete", topic=life.name)
         self._gone.append(life.topic_id)
@@ -133,7 +133,7 @@ class Administrator:
 
     async def _add_partition(self, life: _Life) -> None:
         async def add(store: Store) -> None:
-            await store.broker.add_partitions(CLIENT, life.name, life.partitions + 1)
+            await store.broker.topics.changes.add_partitions(CLIENT, life.name, life.partitions + 1)
 
         self._history.tell("administrator", "fault", kind="add_partition", topic=life.name)
         await self._insist(CONTROLLER, add, f"{life.name} gets no partition")
@@ -143,7 +143,9 @@ class Administrator:
         life.configs["segment.ms"] = str(self._rng.choice([400, 800, 2_000]))
 
         async def alter(store: Store) -> None:
-            await store.broker.alter_configs(CLIENT, life.name, {"segment.ms": life.configs["segment.ms"]})
+            await store.broker.topics.changes.alter_configs(
+                CLIENT, life.name, {"segment.ms": life.configs["segment.ms"]}
+            )
 
         self._history.tell("administrator", "fault", kind="alter", topic=life.name)
         await self._insist(CONTROLLER, alter, f"{life.name} is not altered")
@@ -158,10 +160,10 @@ class Administrator:
 
             async def produce(store: Store, to: int = partition, records: Sequence[Record] = records) -> int:
                 broker = store.broker
-                topic = broker.topic(CLIENT, life.name)
+                topic = broker.topics.served.topic(CLIENT, life.name)
                 if topic.topic_id != life.topic_id:
                     raise UnknownTopicIdError(f"{life.name} is another topic here")
-                result = await broker.produce(CLIENT, topic, decoded(records), partition=to, acks=-1)
+                result = await broker.produce.records.produce(CLIENT, topic, decoded(records), partition=to, acks=-1)
                 (part,) = result.partitions
                 if part.error is not None:
                     raise part.error
@@ -180,11 +182,13 @@ class Administrator:
 
             async def read(store: Store, of: int = partition) -> list[Any]:
                 broker, rows, at = store.broker, [], 0
-                topic = broker.topic(CLIENT, life.name)
+                topic = broker.topics.served.topic(CLIENT, life.name)
                 if topic.topic_id != life.topic_id:
                     raise UnknownTopicIdError(f"{life.name} is another topic here")
                 while True:
-                    found = await broker.fetch(CLIENT, topic, of, at, max_bytes=100_000, min_bytes=1, max_wait_ms=0)
+                    found = await broker.fetch.partition(
+                        CLIENT, topic, of, at, max_bytes=100_000, min_bytes=1, max_wait_ms=0
+                    )
                     rows += rows_of_table(found.records)
                     at = found.next_offset
                     if at >= found.high_watermark:
@@ -204,14 +208,16 @@ class Administrator:
         for target in (self._rng.sample(brokers, 2), self._rng.sample(brokers, len(brokers))):
 
             async def move(store: Store, target: Sequence[int] = target) -> None:
-                await store.broker.reassign(INTERNAL, store.broker.topic(CLIENT, topic.name), {partition: target})
+                await store.broker.topics.leaders.reassign(
+                    INTERNAL, store.broker.topics.served.topic(CLIENT, topic.name), {partition: target}
+                )
 
             await self._insist(CONTROLLER, move, f"{topic.name}-{partition} is not moved")
             await asyncio.sleep(self._rng.uniform(0, 4))
 
     async def _elect(self) -> None:
         async def elect(store: Store) -> None:
-            await store.broker.elect_leaders(INTERNAL, ElectionType.PREFERRED)
+            await store.broker.topics.leaders.elect_leaders(INTERNAL, ElectionType.PREFERRED)
 
         self._history.tell("administrator", "fault", kind="elect")
         await self._insist(CONTROLLER, elect, "no leader is elected")
@@ -254,7 +260,7 @@ class Administrator:
 
 def _require(life: _Life) -> Callable[[Store], Awaitable[None]]:
     async def as_altered(store: Store) -> None:
-        topic = store.broker.topic(CLIENT, life.name)
+        topic = store.broker.topics.served.topic(CLIENT, life.name)
         shown = topic.snapshot.config_overrides
         if any(shown.get(name) != value for name, value in life.configs.items()):
             raise UnknownTopicError(f"{life.name} has {shown}, not yet {life.configs}")

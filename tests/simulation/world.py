@@ -250,7 +250,7 @@ class World:
             configs["min.insync.replicas"] = "2"
 
         async def create(store: Store) -> None:
-            await store.broker.create_topic(INTERNAL, topic.name, partitions=topic.partitions, configs=configs)
+            await store.broker.topics.changes.create(INTERNAL, topic.name, partitions=topic.partitions, configs=configs)
 
         async def try_to() -> bool:
             with contextlib.suppress(TopicExistsError):  # the response to an earlier attempt was lost
@@ -283,8 +283,8 @@ class World:
 
             async def roll(name: str = topic.name, number: int = partition) -> bool:
                 async def work(store: Store) -> bool:
-                    found = store.broker.topic(INTERNAL, name)
-                    await store.broker.roll(INTERNAL, found)
+                    found = store.broker.topics.served.topic(INTERNAL, name)
+                    await store.broker.topics.tables.roll(INTERNAL, found)
                     log = found.partition(number)
                     return log.high_watermark == log.log_end_offset
 

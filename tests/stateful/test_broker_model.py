@@ -48,13 +48,13 @@ class BrokerModel(RuleBasedStateMachine):
 
     @property
     def topic(self) -> Any:
-        return self.broker.topic(INTERNAL, "t")
+        return self.broker.topics.served.topic(INTERNAL, "t")
 
     @initialize(segment_bytes=st.sampled_from([1, 2_000, 10_000_000]))
     def begin(self, segment_bytes: int) -> None:
         self.open()
         configs = {"segment.bytes": str(segment_bytes), "segment.ms": "100000000"}
-        self.run(self.broker.create_topic(INTERNAL, "t", partitions=PARTITIONS, configs=configs))
+        self.run(self.broker.topics.changes.create(INTERNAL, "t", partitions=PARTITIONS, configs=configs))
 
     @rule(partition=partitions, values=batches)
     def produce(self, partition: int, values: list[bytes | None]) -> None:
@@ -74,13 +74,13 @@ class BrokerModel(RuleBasedStateMachine):
 
     @rule()
     def roll(self) -> None:
-        result = self.run(self.broker.roll(INTERNAL, self.topic))
+        result = self.run(self.broker.topics.tables.roll(INTERNAL, self.topic))
         assert result.sealed == {p: len(self.model[p]) for p in range(PARTITIONS)}
 
     @rule(partition=partitions, share=st.floats(0, 1))
     def delete_records(self, partition: int, share: float) -> None:
         before = int(len(self.model[partition]) * share)
-        start = self.run(self.broker.delete_records(INTERNAL, self.topic, partition, before))
+        start = self.run(self.broker.topics.tables.delete_records(INTERNAL, self.topic, partition, before))
         self.start[partition] = max(self.start[partition], before)
         assert start == self.start[partition]
 
@@ -89,7 +89,9 @@ class BrokerModel(RuleBasedStateMachine):
         rows, start = self.model[partition], self.start[partition]
         offset = start + int((len(rows) - start) * share)
         result = self.run(
-            self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0),
+            self.broker.fetch.partition(
+                INTERNAL, self.topic, partition, offset, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+            ),
         )
         count = result.records.num_rows
         assert count >= (1 if offset < len(rows) else 0)
@@ -108,7 +110,9 @@ class BrokerModel(RuleBasedStateMachine):
         for offset in (len(self.model[partition]) + beyond, self.start[partition] - beyond):
             with pytest.raises(OffsetOutOfRangeError):
                 self.run(
-                    self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=1, min_bytes=1, max_wait_ms=0),
+                    self.broker.fetch.partition(
+                        INTERNAL, self.topic, partition, offset, max_bytes=1, min_bytes=1, max_wait_ms=0
+                    ),
                 )
 
     @rule()

@@ -60,15 +60,15 @@ class Store:
 
     async def start(self) -> None:
         self.broker = await self._end.enter_async_context(running_broker(self.data))
-        if not self.broker.topics(INTERNAL):
+        if not self.broker.topics.served.all(INTERNAL):
             policy = "compact,delete" if self.model.is_compacted else "delete"
             configs = {"cleanup.policy": policy, "min.cleanable.dirty.ratio": "0", "segment.ms": "3600000"}
-            await self.broker.create_topic(INTERNAL, "t", partitions=PARTITIONS, configs=configs)
+            await self.broker.topics.changes.create(INTERNAL, "t", partitions=PARTITIONS, configs=configs)
 
     @property
     def topic(self) -> Topic:
         assert self.broker is not None
-        return self.broker.topic(INTERNAL, "t")
+        return self.broker.topics.served.topic(INTERNAL, "t")
 
     async def stop(self) -> None:
         await asyncio.gather(*self._jobs)
@@ -80,13 +80,15 @@ class Store:
         for key in self.model.random.choices(KEYS, k=3):
             value = b"%032x" % self.model.random.getrandbits(128)
             partition = KEYS.index(key) % PARTITIONS
-            result = await self.broker.produce(INTERNAL, self.topic, records([value], keys=[key]), partition=partition)
+            result = await self.broker.produce.records.produce(
+                INTERNAL, self.topic, records([value], keys=[key]), partition=partition
+            )
             result.require_stored()
             self.model.values[key].append(value)
 
     async def roll(self) -> None:
         assert self.broker is not None
-        await self.broker.roll(INTERNAL, self.topic)
+        await self.broker.topics.tables.roll(INTERNAL, self.topic)
 
     async def merge(self) -> None:
         assert self.broker is not None
@@ -136,7 +138,7 @@ class Store:
 
     async def refresh(self) -> None:
         assert self.broker is not None
-        await self.broker.refresh(INTERNAL, self.topic)
+        await self.broker.topics.tables.refresh(INTERNAL, self.topic)
 
     async def restart(self) -> None:
         await self.stop()

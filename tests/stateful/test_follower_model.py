@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from logstore.broker.recovery import recover_partitions
+from logstore.broker.topics.recovery import recover_partitions
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal

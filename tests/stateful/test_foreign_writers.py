@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from logstore.broker import upkeep
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.problems import ProblemState
+from logstore.broker.topics.problems import ProblemState
 from logstore.log.topic import Topic
 from logstore.settings import Settings
 from tests.faults.bench.foreign_commits import entry_path, overwrite_entry
@@ -98,7 +98,7 @@ class Run:
 
     async def start(self) -> None:
         self.broker = await start_broker(Settings(data=self.data))
-        self.topic: Topic = self.broker.topic(INTERNAL, "t")
+        self.topic: Topic = self.broker.topics.served.topic(INTERNAL, "t")
 
     @property
     def table(self) -> Path:
@@ -123,7 +123,7 @@ class Run:
 
     async def _append_and_roll(self, count: int) -> None:
         await self._append(count)
-        await self.broker.roll(INTERNAL, self.topic)
+        await self.broker.topics.tables.roll(INTERNAL, self.topic)
         self.model.sealed = len(self.model.given_out)
 
     async def _join(self, overwritten: bool) -> None:
@@ -137,7 +137,7 @@ class Run:
 
     async def _delete_records(self, before_offset: int) -> None:
         if self.model.start < before_offset <= len(self.model.given_out):
-            await self.broker.delete_records(INTERNAL, self.topic, 0, before_offset)
+            await self.broker.topics.tables.delete_records(INTERNAL, self.topic, 0, before_offset)
             self.model.start, self.model.sealed = before_offset, self.topic.partition(0).sealed_offset
             self.model.served = {o: value for o, value in self.model.served.items() if o >= before_offset}
 
@@ -152,7 +152,7 @@ class Run:
                 await self.apply(then)
 
     async def _drop(self) -> None:
-        await self.broker.drop_foreign_files(INTERNAL, self.topic)
+        await self.broker.topics.tables.drop_foreign_files(INTERNAL, self.topic)
 
     async def _stop(self) -> None:
         await stop_broker(self.broker)
@@ -239,14 +239,16 @@ class Run:
         return [offset for offset in self.model.served if offset < self.model.sealed]
 
     def _has_refused(self) -> bool:
-        return any(problem.state is ProblemState.FOREIGN_FILE for problem in self.broker.problems(INTERNAL))
+        return any(problem.state is ProblemState.FOREIGN_FILE for problem in self.broker.topics.problems.all(INTERNAL))
 
     async def check(self) -> None:
         await self.broker._roller.refresh(self.topic)
         # A start may find records in the journal whose roll was overwritten, so the sealed offset may have fallen.
         self.model.sealed = self.topic.partition(0).sealed_offset
-        states = {problem.state for problem in self.broker.problems(INTERNAL)}
-        assert states <= ({ProblemState.FOREIGN_FILE} if self.model.copied else set()), self.broker.problems(INTERNAL)
+        states = {problem.state for problem in self.broker.topics.problems.all(INTERNAL)}
+        assert states <= ({ProblemState.FOREIGN_FILE} if self.model.copied else set()), self.broker.topics.problems.all(
+            INTERNAL
+        )
         assert await read_all(self.broker, self.topic) == sorted(self.model.served.items())
         assert await read_all(self.broker, self.topic, max_bytes=40) == sorted(self.model.served.items())
         self.model.note(others.version(self.table))
@@ -266,7 +268,7 @@ def test_the_log_serves_what_it_gave_out_as_its_owner_left_it(history: list[tupl
     async def scenario(root: Path) -> None:
         running = Run(root)
         running.broker = await start_broker(Settings(data=running.data))
-        running.topic = await running.broker.create_topic(INTERNAL, "t", partitions=1, configs=NEVER)
+        running.topic = await running.broker.topics.changes.create(INTERNAL, "t", partitions=1, configs=NEVER)
         await running.check()
         for kind, *arguments in [*FIRST, *history]:
             await running.apply(kind, *arguments)

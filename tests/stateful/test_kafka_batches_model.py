@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import TopicBatches
 from logstore.kafka_batches.header import Compression
 from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import (
@@ -70,26 +70,30 @@ class KafkaBatchesModel(RuleBasedStateMachine):
 
     @property
     def topic(self) -> Any:
-        return self.broker.topic(INTERNAL, "t")
+        return self.broker.topics.served.topic(INTERNAL, "t")
 
     @initialize(segment_bytes=st.sampled_from([1, 2_000, 10_000_000]))
     def begin(self, segment_bytes: int) -> None:
         self.open()
         configs = {"segment.bytes": str(segment_bytes), "segment.ms": "100000000"}
-        self.run(self.broker.create_topic(INTERNAL, "t", partitions=1, configs=configs))
-        self.producer_id, _ = self.run(self.broker.init_producer(CLIENT))
+        self.run(self.broker.topics.changes.create(INTERNAL, "t", partitions=1, configs=configs))
+        self.producer_id, _ = self.run(self.broker.produce.records.init_producer(CLIENT))
 
     # ---- writers ----------------------------------------------------------------------------------------------------
 
     def by_kafka(self, batch: bytes) -> int:
-        ((outcome,),) = self.run(self.broker.produce_batches(CLIENT, [TopicBatches("t", [(0, batch)])])).outcomes
+        ((outcome,),) = self.run(
+            self.broker.produce.batches.produce(CLIENT, [TopicBatches("t", [(0, batch)])])
+        ).outcomes
         assert outcome.error is None, outcome.error
         assert (outcome.log_append_time_ms >= 0) == self.log_append_time
         return int(outcome.base_offset)
 
     def by_http(self, records: Sequence[Row], identity: ProducerIdentity | None = None) -> int:
         decoded = DecodedRecords(wire_batch(list(records)), None)
-        told = self.run(self.broker.produce(CLIENT, self.topic, decoded, partition=0, identity=identity))
+        told = self.run(
+            self.broker.produce.records.produce(CLIENT, self.topic, decoded, partition=0, identity=identity)
+        )
         told.require_stored()
         return int(told.partitions[0].base_offset)
 
@@ -113,11 +117,13 @@ class KafkaBatchesModel(RuleBasedStateMachine):
     def produce_at_once(self, batches: list[list[Row]], records: list[Row]) -> None:
         async def all_at_once() -> list[Any]:
             sent = [
-                self.broker.produce_batches(CLIENT, [TopicBatches("t", [(0, client_batch(batch))])])
+                self.broker.produce.batches.produce(CLIENT, [TopicBatches("t", [(0, client_batch(batch))])])
                 for batch in batches
             ]
             decoded = DecodedRecords(wire_batch(records), None)
-            return await asyncio.gather(*sent, self.broker.produce(CLIENT, self.topic, decoded, partition=0))
+            return await asyncio.gather(
+                *sent, self.broker.produce.records.produce(CLIENT, self.topic, decoded, partition=0)
+            )
 
         *produced, told = self.run(all_at_once())
         bases = [one.outcomes[0][0].base_offset for one in produced] + [told.partitions[0].base_offset]
@@ -153,12 +159,12 @@ class KafkaBatchesModel(RuleBasedStateMachine):
     @rule(log_append_time=st.booleans())
     def alter(self, log_append_time: bool) -> None:
         configs = {"message.timestamp.type": TIMESTAMP_TYPES[log_append_time]}
-        self.run(self.broker.alter_configs(INTERNAL, "t", configs))
+        self.run(self.broker.topics.changes.alter_configs(INTERNAL, "t", configs))
         self.log_append_time = log_append_time
 
     @rule()
     def roll(self) -> None:
-        self.run(self.broker.roll(INTERNAL, self.topic))
+        self.run(self.broker.topics.tables.roll(INTERNAL, self.topic))
 
     @rule()
     def restart(self) -> None:
@@ -191,7 +197,7 @@ class KafkaBatchesModel(RuleBasedStateMachine):
             assert wanted is not None
             times = [row.timestamp for row in self.model]
             first = next(at for at, time in enumerate(times) if time is not None and time >= wanted)
-            found = self.run(self.broker.offset_for_timestamp(INTERNAL, self.topic, 0, wanted))
+            found = self.run(self.broker.fetch.offset_for_timestamp(INTERNAL, self.topic, 0, wanted))
             assert found == (first, times[first])
 
     @invariant()

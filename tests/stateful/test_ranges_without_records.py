@@ -76,7 +76,7 @@ class Ranges:
 
     @property
     def topic(self) -> Any:
-        return self.broker.topic(INTERNAL, "t")
+        return self.broker.topics.served.topic(INTERNAL, "t")
 
     @property
     def keyed(self) -> KeyedTopic:
@@ -84,7 +84,7 @@ class Ranges:
         return KeyedTopic(self.data, "t", table)
 
     def refresh(self) -> None:
-        self.run(self.broker.refresh(INTERNAL, self.topic))
+        self.run(self.broker.topics.tables.refresh(INTERNAL, self.topic))
 
     @property
     def left(self) -> dict[int, bytes]:
@@ -97,7 +97,7 @@ class Ranges:
 
     def begin(self) -> None:
         self.open()
-        self.run(self.broker.create_topic(INTERNAL, "t", partitions=1, configs=CONFIG))
+        self.run(self.broker.topics.changes.create(INTERNAL, "t", partitions=1, configs=CONFIG))
 
     # ---- what a store does -----------------------------------------------------------------------------------------
 
@@ -106,12 +106,12 @@ class Ranges:
         kinds = self.random.choice([[ABORTED], [b"a", b"b", b"c"], [ABORTED, b"a", b"b"]])
         keys = self.random.choices(kinds, k=self.random.randint(1, 12))
         appended = records([key if key == ABORTED else b"v" for key in keys], keys=list(keys), timestamp=self.end)
-        self.run(self.broker.produce(INTERNAL, self.topic, appended, partition=0)).require_stored()
+        self.run(self.broker.produce.records.produce(INTERNAL, self.topic, appended, partition=0)).require_stored()
         self.rows |= dict(enumerate(keys, self.end))
         self.end += len(keys)
 
     def roll(self) -> None:
-        assert self.run(self.broker.roll(INTERNAL, self.topic)).sealed == {0: self.end}
+        assert self.run(self.broker.topics.tables.roll(INTERNAL, self.topic)).sealed == {0: self.end}
         self.is_sealed()
 
     def delete_records(self) -> None:
@@ -119,7 +119,7 @@ class Ranges:
         if before > self.sealed:
             self.is_sealed()
         self.start = max(self.start, before)
-        assert self.run(self.broker.delete_records(INTERNAL, self.topic, 0, before)) == self.start
+        assert self.run(self.broker.topics.tables.delete_records(INTERNAL, self.topic, 0, before)) == self.start
 
     def restart(self) -> None:
         """Restart; the stop rolls, so the table alone has all records."""
@@ -201,7 +201,7 @@ class Ranges:
         assert (partition.quarantined, partition.missing, partition.segments.unreadable) == (None, (), {})
         assert partition.log_start_offset == self.start
         assert (partition.sealed_offset, partition.high_watermark) == (self.sealed, self.end)
-        assert self.broker.problems(INTERNAL) == []
+        assert self.broker.topics.problems.all(INTERNAL) == []
         assert partition.record_count >= len(self.left)
         if self.touching:
             assert history_gaps(self.topic.snapshot, 0) == []
@@ -212,7 +212,9 @@ class Ranges:
             at, found = self.start, []
             while at < self.end:
                 fetched = self.run(
-                    self.broker.fetch(INTERNAL, self.topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                    self.broker.fetch.partition(
+                        INTERNAL, self.topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+                    )
                 )
                 assert fetched.next_offset > at
                 found += fetched.records["offset"].to_pylist()
@@ -223,7 +225,7 @@ class Ranges:
 
     def check_offset_of_time(self, time: int, expected: dict[int, bytes]) -> None:
         """Check a lookup by time. A record's timestamp is the base offset of its request."""
-        found = self.run(self.broker.offset_for_timestamp(INTERNAL, self.topic, 0, time))
+        found = self.run(self.broker.fetch.offset_for_timestamp(INTERNAL, self.topic, 0, time))
         if found is None:
             assert not any(o >= time + 12 for o in expected)
         else:

@@ -107,7 +107,7 @@ class ClusterStores:
 
     def topic(self, broker_id: int, name: str) -> Topic | None:
         try:
-            return self.stores[broker_id].broker.topic(INTERNAL, name)
+            return self.stores[broker_id].broker.topics.served.topic(INTERNAL, name)
         except (LeaderNotAvailableError, UnknownTopicError):
             return None
 

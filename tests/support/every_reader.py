@@ -5,9 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
+from logstore.log.topic import Topic
 from logstore.protocol.record_batch import encode_batches, read_records
 from tests.support.records import Row, wire_rows
 
@@ -21,7 +22,9 @@ async def decoded(broker: Broker, topic: Topic, partition: int = 0, *, max_bytes
     found: Rows = {}
     at = log.log_start_offset
     while at < log.high_watermark:
-        fetched = await broker.fetch(INTERNAL, topic, partition, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+        fetched = await broker.fetch.partition(
+            INTERNAL, topic, partition, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+        )
         for batch in fetched.records.to_batches():
             _add(found, batch)
         at = fetched.next_offset
@@ -35,7 +38,7 @@ async def stored(broker: Broker, topic: Topic, partition: int = 0, *, max_bytes:
     at = log.log_start_offset
     while at < log.high_watermark:
         wanted = [FetchPartition(topic.name, partition, at)]
-        fetched = await broker.fetch_stored(INTERNAL, wanted, FetchLimits(max_bytes, max_bytes, 1, 0))
+        fetched = await broker.fetch.stored(INTERNAL, wanted, FetchLimits(max_bytes, max_bytes, 1, 0))
         (answer,) = fetched.answers.values()
         assert not isinstance(answer, Exception), answer
         content = b"".join(bytes(piece) for piece in encode_batches(answer.records))

@@ -14,8 +14,8 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
 from logstore.kafka_batches.encoding import encode_batch
-from logstore.kafka_listener.connection import ConnectionLimits
 from logstore.kafka_listener.listener import KafkaListener
+from logstore.kafka_listener.listening import ConnectionLimits
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import ProduceRequest
 from logstore.kafka_protocol.requests import write_request
@@ -87,7 +87,7 @@ class KafkaServer:
     async def topic(self, name: str = "t", partitions: int = 1, **configs: str) -> Topic:
         """Create a topic; in ``configs``, ``_`` means ``.``"""
         named = {key.replace("_", "."): value for key, value in configs.items()}
-        topic = await self.store.broker.create_topic(INTERNAL, name, partitions=partitions, configs=named)
+        topic = await self.store.broker.topics.changes.create(INTERNAL, name, partitions=partitions, configs=named)
         assert topic is not None
         return topic
 

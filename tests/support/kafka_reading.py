@@ -1,4 +1,4 @@
-"""Records as Kafka's clients read them: by ``broker.fetch_batches``, decoded by aiokafka."""
+"""Records as Kafka's clients read them: by ``broker.fetch.batches``, decoded by aiokafka."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from aiokafka.record.memory_records import MemoryRecords
 
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, WantedPartition
+from logstore.broker.fetch.fetching import FetchLimits, WantedPartition
 from logstore.kafka_batches.header import BatchHeader, check_crc
 from logstore.kafka_listener.dispatch import answer_to
 from logstore.kafka_listener.produce import Turn
 from logstore.kafka_protocol.requests import read_request, write_request
 from logstore.kafka_protocol.responses import read_response
 from logstore.log.log_reader import FetchResult
+from logstore.log.topic import Topic
 from tests.support.kafka_handlers import KAFKA_CLIENT, Handlers
 from tests.support.records import Row, wire_rows
 
@@ -64,7 +65,7 @@ async def fetch_one(
 ) -> FetchResult[list[Any]]:
     """Fetch one partition and return its result. Raises its error."""
     wanted = [WantedPartition(topic, topic.partition(partition), offset)]
-    fetched = await broker.fetch_batches(INTERNAL, wanted, FetchLimits(max_bytes, max_bytes, 1, max_wait_ms))
+    fetched = await broker.fetch.batches(INTERNAL, wanted, FetchLimits(max_bytes, max_bytes, 1, max_wait_ms))
     fetched.reservation.release()
     (answer,) = fetched.answers.values()
     if isinstance(answer, Exception):
@@ -115,7 +116,9 @@ async def http_rows(broker: Broker, topic: Topic, partition: int = 0) -> dict[in
     found: dict[int, Row] = {}
     at = log.log_start_offset
     while at < log.high_watermark:
-        fetched = await broker.fetch(INTERNAL, topic, partition, at, max_bytes=MIB, min_bytes=1, max_wait_ms=0)
+        fetched = await broker.fetch.partition(
+            INTERNAL, topic, partition, at, max_bytes=MIB, min_bytes=1, max_wait_ms=0
+        )
         found |= log_rows(fetched.records)
         at = fetched.next_offset
     return found

@@ -11,9 +11,9 @@ from uuid import uuid4
 
 from logstore.cluster.log_directory import read_directory
 from logstore.filesystem import local_filesystem
+from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.identity import FoundJournal
-from logstore.journal.observed import ObservedJournal
 from logstore.journal.scan import JournalScan
 from logstore.lock_file import NAME
 from tests.support.damage import flip_bit

@@ -3,11 +3,12 @@
 import random
 from collections.abc import Awaitable, Callable
 
-from logstore.broker.batch_producing import TopicBatches
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import TopicBatches
 from logstore.kafka_batches.encoding import encode_batch
 from logstore.kafka_batches.header import Compression
+from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import ProducerIdentity
 from tests.support import foreign_writers as others
@@ -33,16 +34,20 @@ def some_rows(rng: random.Random, count: int, *, timed: bool = True) -> list[Row
 async def data_frames(broker: Broker, topic: Topic, rng: random.Random) -> None:
     for _ in range(4):
         batch = wire_batch(some_rows(rng, rng.randrange(1, 6), timed=False))
-        (await broker.produce(INTERNAL, topic, DecodedRecords(batch, None), partition=0)).require_stored()
+        (
+            await broker.produce.records.produce(INTERNAL, topic, DecodedRecords(batch, None), partition=0)
+        ).require_stored()
 
 
 async def frames_of_a_producer(broker: Broker, topic: Topic, rng: random.Random) -> None:
-    producer = await broker.init_producer(INTERNAL)
+    producer = await broker.produce.records.init_producer(INTERNAL)
     sequence = 0
     for _ in range(3):
         batch = wire_batch(some_rows(rng, rng.randrange(1, 6)))
         identity = ProducerIdentity(producer.producer_id, producer.producer_epoch, {0: sequence})
-        result = await broker.produce(INTERNAL, topic, DecodedRecords(batch, None), partition=0, identity=identity)
+        result = await broker.produce.records.produce(
+            INTERNAL, topic, DecodedRecords(batch, None), partition=0, identity=identity
+        )
         result.require_stored()
         sequence += batch.num_rows
 
@@ -51,7 +56,7 @@ async def kafka_batches(broker: Broker, topic: Topic, rng: random.Random) -> Non
     for compression in Compression:
         rows = some_rows(rng, rng.randrange(1, 8))
         batch = encode_batch(log_batch(rows, range(len(rows))), leader_epoch=-1, compression=compression)
-        produced = await broker.produce_batches(
+        produced = await broker.produce.batches.produce(
             INTERNAL, [TopicBatches(topic.name, [(0, batch)])], acks=-1, timeout_ms=10_000
         )
         assert produced.outcomes[0][0].error is None
@@ -59,7 +64,7 @@ async def kafka_batches(broker: Broker, topic: Topic, rng: random.Random) -> Non
 
 async def rolled(broker: Broker, topic: Topic, rng: random.Random) -> None:
     await data_frames(broker, topic, rng)
-    await broker.roll(INTERNAL, topic)
+    await broker.topics.tables.roll(INTERNAL, topic)
 
 
 async def rewritten(broker: Broker, topic: Topic, rng: random.Random) -> None:
@@ -67,7 +72,7 @@ async def rewritten(broker: Broker, topic: Topic, rng: random.Random) -> None:
     await rolled(broker, topic, rng)
     await rolled(broker, topic, rng)
     others.z_order(path_of(topic.table))
-    await broker.refresh(INTERNAL, topic)
+    await broker.topics.tables.refresh(INTERNAL, topic)
 
 
 async def deleted(broker: Broker, topic: Topic, rng: random.Random) -> None:
@@ -82,7 +87,7 @@ async def deleted(broker: Broker, topic: Topic, rng: random.Random) -> None:
         f'("offset" > {begin} AND "offset" % 3 = 1) OR ("offset" >= {middle} AND "offset" < {middle + 8}) '
         f'OR "offset" >= {end - 4}',
     )
-    await broker.refresh(INTERNAL, topic)
+    await broker.topics.tables.refresh(INTERNAL, topic)
 
 
 SOURCES: dict[str, tuple[Write, ...]] = {

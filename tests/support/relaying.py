@@ -18,10 +18,12 @@ from ingest_api.relay import Relay
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.elsewhere.nobody import Links
+from logstore.broker.elsewhere.peer_handlers import PeerHandlers
 from logstore.broker.opened_journal import OpenedJournal
+from logstore.broker.produce.secret import load_secret
 from logstore.broker.quotas import Quotas
-from logstore.broker.secret import load_secret
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.cluster.cluster_state import BrokerEndpoint, PartitionState
 from logstore.filesystem import FileSystem
 from logstore.limits import RECENT_FRAMES_BYTES
@@ -78,7 +80,7 @@ class RelayingCluster(MemoryCluster):
         self._ends: dict[int, contextlib.AsyncExitStack] = {}
 
     def topic(self, name: str, broker: int | None = None) -> Topic:
-        return self.brokers[broker or self.placement[0]].topic(INTERNAL, name)
+        return self.brokers[broker or self.placement[0]].topics.served.topic(INTERNAL, name)
 
     def lead(self, name: str, *leaders: int, replicated: bool = False) -> None:
         """Let ``leaders[p]`` lead partition p of the topic, as its only replica unless ``replicated``."""
@@ -102,6 +104,8 @@ class RelayingCluster(MemoryCluster):
             await peer.start("127.0.0.1", 0)
             at_end.push_async_callback(peer.stop)
             self.peer_addresses[broker_id] = peer.address
+            peers = Peers(coordinator, options, self.peer_addresses.get)
+            http = PeerHttp(peers.open_http)
             authorizer, quotas = Authorizer(), Quotas()
             listening = listening_socket("127.0.0.1", 0)
             url = self.urls[broker_id] = url_of(listening, "127.0.0.1")
@@ -125,22 +129,21 @@ class RelayingCluster(MemoryCluster):
                 quotas,
                 clock=clock_of_loop(),
                 filesystem=FileSystem(),
-                connect=lambda leader: self.connect(broker_id, leader),
+                links=Links(lambda leader: self.connect(broker_id, leader), peers, http),
             )
             at_end.push_async_callback(broker.stop)
             self.brokers[broker_id] = broker
             at_end.callback(self.brokers.pop, broker_id, None)
             groups = await at_end.enter_async_context(GroupCoordinator.running(broker, clock=clock_of_loop()))
-            peers = Peers(coordinator, options, self.peer_addresses.get)
-            http = PeerHttp(peers.open_http)
             at_end.callback(peers.close)
             at_end.callback(http.close)
             at_end.push_async_callback(stop)
-            others = broker.join_cluster(peers, http)
-            peer.handlers[MessageType.APPEND] = lambda _, message: others.handlers.append(message.body)
-            peer.handlers[MessageType.DESCRIBE] = lambda _, message: others.handlers.describe(message.body)
+            served, discovery = broker.topics.served, broker.elsewhere.discovery
+            handlers = PeerHandlers(broker.produce.records, served, discovery, broker.admission, authorizer)
+            peer.handlers[MessageType.APPEND] = lambda _, message: handlers.append(message.body)
+            peer.handlers[MessageType.DESCRIBE] = lambda _, message: handlers.describe(message.body)
             peer.http = lambda session: listener.relayed_protocol(session.broker_id)
-            listener.open(broker, groups, lambda stopping: Relay(others.router, http, stopping))
+            listener.open(broker, groups, lambda stopping: Relay(broker.elsewhere.router, http, stopping))
             found = self.running[broker_id] = RelayingBroker(broker, url, listener, peer)
             at_end.push_async_callback(found.http.aclose)
             self._ends[broker_id] = at_end.pop_all()

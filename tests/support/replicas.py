@@ -5,22 +5,24 @@ and a fetch is a call. It is for tests of replication itself.
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
+from logstore.broker.elsewhere.nobody import Links
 from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.cluster.cluster_state import NO_PARTITION, BrokerEndpoint, KnownTopic, PartitionListener, PartitionState
 from logstore.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,
     InvalidUpdateVersionError,
     NetworkError,
+    NotLeaderOrFollowerError,
     ZooKeeperUnavailableError,
 )
 from logstore.filesystem import Buffer, FileSystem
@@ -65,7 +67,7 @@ class MemoryCluster:
             Quotas(),
             clock=clock_of_loop(),
             filesystem=FileSystem(),
-            connect=lambda leader: self.connect(broker_id, leader),
+            links=Links(lambda leader: self.connect(broker_id, leader), _NoRequests(), None),  # type: ignore[arg-type]
         )
         self.brokers[broker_id] = broker
         self.tell_of_brokers()
@@ -158,6 +160,13 @@ class MemoryCoordinator:
         for (topic_id, partition), state in list(self._cluster.states.items()):
             listener(topic_id, partition, state)
 
+    def listen_to_topics(self, listener: Callable[[str], None]) -> None: ...
+
+    def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None: ...
+
+    def registered_topics(self) -> Sequence[str]:
+        return ()
+
     def listen_to_brokers(self, listener: Callable[[], None]) -> None:
         self._broker_listeners.append(listener)
 
@@ -226,6 +235,13 @@ class MemoryCoordinator:
 
     def is_issued(self, producer_id: int) -> bool:
         return 0 <= producer_id < self._cluster.next_producer_id
+
+
+class _NoRequests:
+    """Nothing is forwarded: a broker refuses what it does not lead."""
+
+    async def request(self, broker_id: int, *_: object, **__: object) -> Buffer:
+        raise NotLeaderOrFollowerError(f"broker {broker_id} leads the partition")
 
 
 class _Connection:

@@ -78,7 +78,7 @@ async def running_broker(
     broker = await start_broker(wanted, clock=clock, filesystem=filesystem, new_journal=new_journal)
     try:
         yield broker
-        in_topics = sum(topic.journal_bytes for topic in broker.topics(INTERNAL, include_internal=True))
+        in_topics = sum(topic.journal_bytes for topic in broker.topics.served.all(INTERNAL, include_internal=True))
         assert in_topics <= broker.journal.needed_bytes + broker.journal.queued_bytes
     finally:
         await stop_broker(broker)
@@ -87,11 +87,13 @@ async def running_broker(
 async def quarantined(data: Path, name: str = "t", **settings: Any) -> str:
     """Return the reason why a broker that starts on ``data`` refuses the topic to readers and writers."""
     async with running_broker(data, **settings) as broker:
-        (problem,) = [problem for problem in broker.problems(INTERNAL) if problem.topic == name]
+        (problem,) = [problem for problem in broker.topics.problems.all(INTERNAL) if problem.topic == name]
         with pytest.raises(QuarantinedError):
-            await produce(broker, broker.topic(INTERNAL, name), [b"refused"])
+            await produce(broker, broker.topics.served.topic(INTERNAL, name), [b"refused"])
         with pytest.raises(QuarantinedError):
-            await broker.fetch(INTERNAL, broker.topic(INTERNAL, name), 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+            await broker.fetch.partition(
+                INTERNAL, broker.topics.served.topic(INTERNAL, name), 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0
+            )
         return problem.reason
 
 
@@ -118,7 +120,7 @@ def records(
 
 async def produce(broker: Broker, topic: Topic, values: list[bytes | None], *, partition: int = 0) -> int:
     """Produce the values and return their base offset. Raises the error of their partition."""
-    result = await broker.produce(INTERNAL, topic, records(values), partition=partition)
+    result = await broker.produce.records.produce(INTERNAL, topic, records(values), partition=partition)
     result.require_stored()
     return result.partitions[0].base_offset
 
@@ -131,7 +133,9 @@ async def read_all(
     at = partition_log.log_start_offset
     found: list[tuple[int, bytes | None]] = []
     while at < partition_log.high_watermark:
-        fetched = await broker.fetch(INTERNAL, topic, partition, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+        fetched = await broker.fetch.partition(
+            INTERNAL, topic, partition, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+        )
         assert fetched.next_offset > at
         found += zip(fetched.records["offset"].to_pylist(), fetched.records["value"].to_pylist(), strict=True)
         at = fetched.next_offset

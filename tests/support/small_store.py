@@ -17,7 +17,7 @@ def small_store(data: Path, *, rolls: int = 3, tail: bool = True, **configs: str
 
     async def fill() -> Records:
         async with running_broker(data.with_name(f"{data.name}.live")) as broker:
-            topic = await broker.create_topic(INTERNAL, TOPIC, partitions=2, configs=configs)
+            topic = await broker.topics.changes.create(INTERNAL, TOPIC, partitions=2, configs=configs)
             for number in range(rolls + tail):
                 for partition in (0, 1):
                     values: list[bytes | None] = [
@@ -26,7 +26,7 @@ def small_store(data: Path, *, rolls: int = 3, tail: bool = True, **configs: str
                     await produce(broker, topic, values[:5], partition=partition)
                     await produce(broker, topic, values[5:], partition=partition)
                 if number < rolls:
-                    await broker.roll(INTERNAL, topic)
+                    await broker.topics.tables.roll(INTERNAL, topic)
             found = {partition: await read_all(broker, topic, partition) for partition in (0, 1)}
             copy_of_one_moment(data.with_name(f"{data.name}.live"), data)
             return found
@@ -39,7 +39,7 @@ def stored(data: Path, name: str = TOPIC) -> Records:
 
     async def read() -> Records:
         async with running_broker(data) as broker:
-            topic = broker.topic(INTERNAL, name)
+            topic = broker.topics.served.topic(INTERNAL, name)
             return {log.partition: await read_all(broker, topic, log.partition) for log in topic.partitions}
 
     return run(read())

@@ -25,11 +25,11 @@ async def two_starts(data: Path, clock: ManualClock, disk: MemoryFileSystem) -> 
         async with running_store(Settings(data=data), Authorizer(), Quotas(), clock=clock, filesystem=disk) as store:
             broker = store.broker
             if number == 0:
-                await broker.create_topic(INTERNAL, "t", partitions=1, configs={})
-            topic = broker.topic(INTERNAL, "t")
+                await broker.topics.changes.create(INTERNAL, "t", partitions=1, configs={})
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert await read_all(broker, topic) == list(enumerate(stored))
             await produce(broker, topic, [*values])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             stored += values
             assert await read_all(broker, topic) == list(enumerate(stored))
         clock.advance(1_000)

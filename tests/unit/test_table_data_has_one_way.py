@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "Table data goes through logstore.table_files"
+#: The tools of a stopped store that work on tables; the other tools work on journals.
+_INSPECTION = ("feature_removal", "rebuild_plan", "table_check", "table_rebuild")
 #: These use Spark's files, which belong to no table.
 NO_TABLES = {f"logstore/spark/{name}.py" for name in ("jars", "session", "shipping", "spark_conf")}
 #: These are no file calls, or calls on the descriptors of a process.
@@ -49,7 +51,8 @@ def packages() -> list[str]:
 
 def modules() -> Iterator[Path]:
     for package in packages():
-        for path in sorted((ROOT / package.replace(".", "/")).rglob("*.py")):
+        place = ROOT / package.replace(".", "/")
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
             if path.relative_to(ROOT).as_posix() not in NO_TABLES and path.name != "__main__.py":
                 yield path
 
@@ -93,7 +96,9 @@ def _is_uri(argument: ast.expr) -> bool:
 
 
 def test_the_packages_are_those_that_work_on_tables() -> None:
-    assert packages() == ["logstore.delta", "logstore.segments", "logstore.log", "logstore.spark", "compaction_jobs"]
+    inspection = [f"logstore.inspection.{name}" for name in _INSPECTION]
+    rooms = ["logstore.delta", "logstore.segments", "logstore.log", *inspection, "logstore.spark", "compaction_jobs"]
+    assert packages() == rooms
     assert len(list(modules())) > 40
 
 

@@ -21,10 +21,10 @@ def test_a_store_runs_in_one_thread(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_store(Settings(data=tmp_path), Authorizer(), Quotas()) as store:
             broker = store.broker
-            await broker.create_topic(INTERNAL, "t", partitions=1, configs={})
-            topic = broker.topic(INTERNAL, "t")
+            await broker.topics.changes.create(INTERNAL, "t", partitions=1, configs={})
+            topic = broker.topics.served.topic(INTERNAL, "t")
             await produce(broker, topic, [b"a", b"b"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await produce(broker, topic, [b"c"])
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
             assert threading.active_count() == there_before

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from logstore.broker.problems import ProblemState
+from logstore.broker.topics.problems import ProblemState
 from logstore.delta.snapshot import PartitionState
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import LogStoreError

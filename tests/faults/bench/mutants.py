@@ -107,8 +107,8 @@ def hw_is_leo() -> None:
     After some groups of appends nothing becomes durable until seconds after readers were shown some of it.
     """
     from logstore.broker.context import INTERNAL
-    from logstore.broker.fetching import Fetching
-    from logstore.broker.producing import Producing
+    from logstore.broker.fetch.fetching import Fetching
+    from logstore.broker.produce.records import Producing
 
     filesystem = _filesystem()
     syncs = _defer_syncs(0.5, withhold=lambda: filesystem.hits["journal.synced"] >= _SYNCED)
@@ -283,19 +283,19 @@ def forget_commits_at_start() -> None:
 
 def acknowledge_batches_unsynced() -> None:
     """Answer Kafka's clients for acks=1 and acks=all as for acks=0: when their batches are queued."""
-    from logstore.broker.batch_producing import BatchProducing
+    from logstore.broker.produce.batches import BatchProducing
 
-    produce_batches = BatchProducing.produce_batches
+    produce_batches = BatchProducing.produce
 
     def at_once(self: BatchProducing, context: Any, requests: Any, *, acks: int = -1, **others: Any) -> Any:
         return produce_batches(self, context, requests, acks=0, **others)
 
-    BatchProducing.produce_batches = at_once  # type: ignore[method-assign]
+    BatchProducing.produce = at_once  # type: ignore[method-assign]
 
 
 def store_repeated_batches() -> None:
     """Ignore the producer id and the sequence number of a record batch."""
-    from logstore.broker import batch_producing
+    from logstore.broker.produce import batches as batch_producing
     from logstore.records.batch_identity import NO_IDENTITY
 
     batch_producing.BatchIdentity = lambda *_: NO_IDENTITY  # type: ignore[assignment,misc,attr-defined]
@@ -423,7 +423,7 @@ def merge_changes_data() -> None:
 
 def take_a_copy_for_the_topic() -> None:
     """Take a directory as the topic of its name, whatever its table says."""
-    from logstore.broker import topic_catalog
+    from logstore.broker.topics import catalog as topic_catalog
     from logstore.delta.topic_table import TopicTable
 
     topic_catalog.TopicCatalog._open = lambda self, name: TopicTable.recover(open_table(self._root.open(name)))  # type: ignore[method-assign]
@@ -472,7 +472,7 @@ def pass_over_missing_records() -> None:
 
 def start_whole_or_not_at_all() -> None:
     """Serve no topic while one topic cannot be served."""
-    from logstore.broker.topic_catalog import TopicCatalog
+    from logstore.broker.topics.catalog import TopicCatalog
 
     load = TopicCatalog.load
 

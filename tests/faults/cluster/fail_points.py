@@ -69,7 +69,7 @@ AT_A_TOPIC: Final = ("delta.staged", "topic.created", "election.before_cas", "el
 def install(controls: "Controls") -> None:
     """Install the points, before the broker starts."""
     from consumer_offsets.coordinator_shard import CoordinatorShard
-    from logstore.broker import producing
+    from logstore.broker.produce import records as producing
     from logstore.broker.replicas import Replicas
     from logstore.cluster.alter_partition_manager import AlterPartitionManager
     from logstore.cluster.controller import Controller

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
+from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal.frame import HEADER_BYTES, Frame, FrameFlags, FrameHeader, FrameLocation, FrameType
 from logstore.journal.journal_file import JournalFile
-from logstore.journal.observed import ObservedJournal
 from logstore.log.frame_records import frame_records
 from tests.faults.bench.history import Recorder, ReplicaFrame, Row
 from tests.faults.bench.records import rows_of_table

@@ -84,7 +84,7 @@ def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
 
 async def _work(script: Script) -> None:
     """Give every topic records and a group offsets, and create a topic; the stop rolls all of it."""
-    for topic in script.broker.topics(INTERNAL):
+    for topic in script.broker.topics.served.all(INTERNAL):
         await script.produce(topic.name, dict.fromkeys(range(len(topic.partitions)), 1))
         if script.groups.groups(INTERNAL):
             await script.commit("after", (topic.name, 0, 1))
@@ -94,7 +94,7 @@ async def _work(script: Script) -> None:
 async def _state(script: Script) -> dict[str, Any]:
     """Return the content of the store, as users see it."""
     topics = {}
-    for topic in script.broker.topics(INTERNAL):
+    for topic in script.broker.topics.served.all(INTERNAL):
         logs = []
         for log in topic.partitions:
             log.check()

@@ -115,33 +115,39 @@ class Script:
 
         async def work() -> None:
             try:
-                await self.broker.create_topic(INTERNAL, name, partitions=partitions, configs=configs)
+                await self.broker.topics.changes.create(INTERNAL, name, partitions=partitions, configs=configs)
             except TopicExistsError:
-                self.broker.topic(INTERNAL, name)
+                self.broker.topics.served.topic(INTERNAL, name)
 
         await self._do("create", work, topic=name, partitions=partitions, configs=configs)
 
     async def delete(self, name: str) -> None:
         async def work() -> None:
             with contextlib.suppress(UnknownTopicError):
-                await self.broker.delete_topic(INTERNAL, name)
+                await self.broker.topics.changes.delete(INTERNAL, name)
 
         await self._do("delete", work, topic=name)
 
     async def alter(self, name: str, changes: Mapping[str, str | None]) -> None:
         await self._do(
-            "alter", lambda: self.broker.alter_configs(INTERNAL, name, changes), topic=name, changes=dict(changes)
+            "alter",
+            lambda: self.broker.topics.changes.alter_configs(INTERNAL, name, changes),
+            topic=name,
+            changes=dict(changes),
         )
 
     async def add_partitions(self, name: str, total: int) -> None:
         await self._do(
-            "add_partitions", lambda: self.broker.add_partitions(INTERNAL, name, total), topic=name, total=total
+            "add_partitions",
+            lambda: self.broker.topics.changes.add_partitions(INTERNAL, name, total),
+            topic=name,
+            total=total,
         )
 
     async def delete_records(self, name: str, partition: int, before: int) -> None:
         await self._do(
             "delete_records",
-            lambda: self.broker.delete_records(INTERNAL, self.topic(name), partition, before),
+            lambda: self.broker.topics.tables.delete_records(INTERNAL, self.topic(name), partition, before),
             topic=name,
             partition=partition,
             before=before,
@@ -160,7 +166,9 @@ class Script:
         async def work(topic: str, parts: dict[str, list[str]]) -> dict[str, Any]:
             batch = records([value.encode() for values in parts.values() for value in values]).batch
             partitions = np.concatenate([np.full(len(values), int(p), np.int32) for p, values in parts.items()])
-            done = await self.broker.produce(INTERNAL, self.topic(topic), DecodedRecords(batch, partitions))
+            done = await self.broker.produce.records.produce(
+                INTERNAL, self.topic(topic), DecodedRecords(batch, partitions)
+            )
             return {"bases": {str(made.partition): made.base_offset for made in done.partitions}}
 
         await self._do("produce", work, fields)
@@ -234,7 +242,7 @@ class Script:
         await self._do("delete_group", work, group=group)
 
     async def roll(self, name: str) -> None:
-        await self._do("roll", lambda: self.broker.roll(INTERNAL, self.topic(name)), topic=name)
+        await self._do("roll", lambda: self.broker.topics.tables.roll(INTERNAL, self.topic(name)), topic=name)
 
     async def look_at_table(self, name: str) -> None:
         """Do the table's periodic work: follow the table, write a checkpoint when it is due, clean up."""
@@ -262,7 +270,7 @@ class Script:
         await self._do(job, lambda: asyncio.to_thread(run), topic=name)
 
     def topic(self, name: str) -> Topic:
-        return self.broker.topic(INTERNAL, name)
+        return self.broker.topics.served.topic(INTERNAL, name)
 
     # ---- trying ------------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from logstore.broker.idempotence import claim
-from logstore.broker.produce_appends import AppendedRequest, AppendGroup, PreparedRequest
+from logstore.broker.produce.appends import AppendedRequest, AppendGroup, PreparedRequest
+from logstore.broker.produce.idempotence import claim
 from logstore.errors import (
     DuplicateSequenceError,
     InvalidProducerEpochError,
@@ -152,7 +152,7 @@ class Client:
             return
         payload = pa.py_buffer(batch.payload)
         prepared = PreparedRequest(process.topic, identities, batch.count, len(batch.payload), parts, [payload])
-        request = AppendedRequest(prepared, claims, [0] if claimed.is_new else [])
+        request = AppendedRequest(prepared, claims)
         wait = Acknowledgement(1)
         if claimed.is_new:
             if identity is not None and identity.sequence:
@@ -162,14 +162,14 @@ class Client:
             group.add(prepared, request, acks)
             process.journal.store(group.frames, group.told)
         else:
-            request.wait_for_repeated(acks)
-            if not request.waits:
+            repeated = request.repeated()
+            if not repeated:
                 answered(epoch, request.base_offsets[0], None)
                 return
-            wait = request.waits[0]
+            request.wait_for(*repeated[0], acks, wait)
 
-        def done(future: Any) -> None:
-            error = future.exception()
+        def done(_: object) -> None:
+            error = request.waits[0].error
             answered(epoch, request.base_offsets[0] if error is None else -1, error)
 
         wait.future.add_done_callback(done)

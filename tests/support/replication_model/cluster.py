@@ -725,7 +725,7 @@ def modelled() -> Iterator[None]:
         "logstore.log.topic.log",
         "logstore.broker.replicas.log",
         "logstore.cluster.zookeeper_cluster_state.log",
-        "logstore.broker.recovery.log",
+        "logstore.broker.topics.recovery.log",
         "logstore.replication.replica_fetcher.log",
         "logstore.journal.journal._log",
     ]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from logstore.broker.recovery import end_at_holes, recover_partitions
 from logstore.broker.replicas import Replicas
+from logstore.broker.topics.recovery import end_at_holes, recover_partitions
 from logstore.cluster.cluster_state import PartitionState
 from logstore.log.journal_tail import collect_tails
 from logstore.log.partition_log import PartitionLog

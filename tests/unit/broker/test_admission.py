@@ -1,6 +1,8 @@
 """Room in the journal: each topic may use a part of it, and the last of it is for the store's internal topics."""
 
 import asyncio
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 from logstore.broker.admission import Admission
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.problems import ProblemState
 from logstore.broker.quotas import Quotas
+from logstore.broker.topics.problems import ProblemState
 from logstore.clock import SystemClock
 from logstore.errors import StorageError, StorageFullError, ThrottledError
 from logstore.journal.journal import Journal
@@ -28,8 +30,15 @@ MIB = 1 << 20
 NEVER = {"segment.ms": "100000000"}
 
 
+@dataclasses.dataclass(eq=False)
+class HeldTopic:
+    name: str
+    journal_bytes: int
+    is_internal: bool = False
+
+
 async def new_topic(broker: Broker, name: str, partitions: int = 1) -> Topic:
-    topic = await broker.create_topic(INTERNAL, name, partitions=partitions, configs=NEVER)
+    topic = await broker.topics.changes.create(INTERNAL, name, partitions=partitions, configs=NEVER)
     assert topic is not None
     return topic
 
@@ -38,7 +47,7 @@ async def fill(broker: Broker, topic: Topic, num_bytes: int) -> ThrottledError:
     """Append records of ``num_bytes`` until one is refused, and return the refusal."""
     for _ in range(100):
         try:
-            await broker.produce(INTERNAL, topic, records([bytes(num_bytes)]))
+            await broker.produce.records.produce(INTERNAL, topic, records([bytes(num_bytes)]))
         except ThrottledError as error:
             return error
     raise AssertionError("never refused")
@@ -65,17 +74,17 @@ def test_a_topic_whose_rolls_fail_is_a_problem_until_one_succeeds(tmp_path: Path
 
     async def scenario() -> None:
         async with running_broker(tmp_path, filesystem=disk) as broker:
-            topic = await broker.create_topic(INTERNAL, "stuck", configs={"segment.ms": "1"})
+            topic = await broker.topics.changes.create(INTERNAL, "stuck", configs={"segment.ms": "1"})
             assert topic
             disk.fail("create", path="topics/stuck", times=10**6)
             await produce(broker, topic, [b"a"])
-            await eventually_async(lambda: broker.problems(INTERNAL))
-            (problem,) = broker.problems(INTERNAL)
+            await eventually_async(lambda: broker.topics.problems.all(INTERNAL))
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.topic, problem.state) == ("stuck", ProblemState.ROLLS_FAIL)
             assert "Input/output error" in problem.reason
             disk.heal()
-            await broker.roll(INTERNAL, topic)
-            assert broker.problems(INTERNAL) == []
+            await broker.topics.tables.roll(INTERNAL, topic)
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
@@ -89,12 +98,12 @@ def test_a_roll_by_request_that_fails_is_a_problem_at_once(tmp_path: Path) -> No
             await produce(broker, topic, [b"a"])
             disk.fail("create", path="topics/stuck", times=10**6)
             with pytest.raises(StorageError):
-                await broker.roll(INTERNAL, topic)
-            (problem,) = broker.problems(INTERNAL)
+                await broker.topics.tables.roll(INTERNAL, topic)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.topic, problem.state) == ("stuck", ProblemState.ROLLS_FAIL)
             disk.heal()
-            await broker.roll(INTERNAL, topic)
-            assert broker.problems(INTERNAL) == []
+            await broker.topics.tables.roll(INTERNAL, topic)
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
@@ -117,14 +126,14 @@ def test_a_topic_that_cannot_roll_is_refused_alone(tmp_path: Path) -> None:
                 assert broker.journal.needed_bytes <= 16 * MIB
             assert other.partition(0).next_offset == 100
 
-            problem = next(problem for problem in broker.problems(INTERNAL) if problem.topic == "stuck")
+            problem = next(problem for problem in broker.topics.problems.all(INTERNAL) if problem.topic == "stuck")
             assert (problem.topic, problem.partition, problem.state) == ("stuck", None, ProblemState.JOURNAL_FULL)
             assert "Input/output error" in problem.reason
             assert "logstore topic roll stuck" in problem.remedy
 
             disk.heal()
-            await broker.roll(INTERNAL, stuck)
-            assert broker.problems(INTERNAL) == []
+            await broker.topics.tables.roll(INTERNAL, stuck)
+            assert broker.topics.problems.all(INTERNAL) == []
             values.append(b"again")
             await produce(broker, stuck, [b"again"])
             assert await read_all(broker, stuck, max_bytes=10**8) == list(enumerate(values))
@@ -149,7 +158,7 @@ def test_copies_of_a_stuck_topic_survive_a_restart(tmp_path: Path) -> None:
             held = stuck.journal_bytes
         disk.heal()
         async with running_broker(tmp_path, journal_max_bytes=16 * MIB) as broker:
-            stuck = broker.topic(INTERNAL, "stuck")
+            stuck = broker.topics.served.topic(INTERNAL, "stuck")
             assert (stuck.journal_bytes, counted(stuck)) == (held, held)
             assert await read_all(broker, stuck, max_bytes=10**8) == list(enumerate(values))
 
@@ -163,15 +172,15 @@ def test_the_last_of_the_journal_is_for_internal_topics(tmp_path: Path) -> None:
         limits = {"journal_max_bytes": 4 * MIB, "journal_topic_max_bytes": 4 * MIB}
         async with running_broker(tmp_path, filesystem=disk, **limits) as broker:
             topic = await new_topic(broker, "t")
-            offsets = await broker.internal_topic(INTERNAL, "__consumer_offsets", partitions=1, configs=NEVER)
+            offsets = await broker.topics.changes.internal(INTERNAL, "__consumer_offsets", partitions=1, configs=NEVER)
             disk.fail("create", path="topics/", times=10**6)
             error = await fill(broker, topic, 50_000)
             assert "journal.max.bytes" in error.message
             assert broker.journal.needed_bytes <= 4 * MIB * 15 // 16
-            await broker.produce(INTERNAL, offsets, records([bytes(100_000)]))
+            await broker.produce.records.produce(INTERNAL, offsets, records([bytes(100_000)]))
             await fill(broker, offsets, 50_000)
             assert 4 * MIB * 15 // 16 < broker.journal.needed_bytes <= 4 * MIB
-            await eventually_async(lambda: "t" in [problem.topic for problem in broker.problems(INTERNAL)])
+            await eventually_async(lambda: "t" in [problem.topic for problem in broker.topics.problems.all(INTERNAL)])
 
     run(scenario())
 
@@ -210,7 +219,9 @@ def test_bytes_of_a_topic_are_counted_from_the_append_until_they_are_sealed(tmp_
             assert topic.journal_bytes == counted(topic) > 4000
             disk.fill()
             for acks in (-1, 0):
-                append = broker.produce(INTERNAL, topic, records([bytes(900_000)] * 8), partition=0, acks=acks)
+                append = broker.produce.records.produce(
+                    INTERNAL, topic, records([bytes(900_000)] * 8), partition=0, acks=acks
+                )
                 if acks:
                     with pytest.raises(StorageFullError):
                         await append
@@ -221,7 +232,7 @@ def test_bytes_of_a_topic_are_counted_from_the_append_until_they_are_sealed(tmp_
             assert topic.journal_bytes == counted(topic)
             disk.heal()
             await produce(broker, topic, [b"y"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert topic.journal_bytes == counted(topic) == 0
             await produce(broker, topic, [b"z"])
             held = topic.journal_bytes
@@ -240,7 +251,7 @@ def test_room_for_any_topic_is_room_for_each(data: st.DataObject) -> None:
         max_request_size=1 * MIB,
     )
     needed, queued = (data.draw(st.integers(0, 12)) * MIB // 4 for _ in range(2))
-    journal = SimpleNamespace(needed_bytes=needed, queued_bytes=queued, failed=None)
+    journal = SimpleNamespace(needed_bytes=needed, queued_bytes=queued, failed=None, on_room=lambda _: None)
     # The topic has all frames, both in the needed files and on their way to the journal.
     topic = SimpleNamespace(name="t", is_internal=data.draw(st.booleans()), journal_bytes=needed + queued)
     admission = Admission(settings, cast("Journal", journal), (), lambda: None, Quotas(), SystemClock())
@@ -249,3 +260,33 @@ def test_room_for_any_topic_is_room_for_each(data: st.DataObject) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(admission, "has_room", lambda _: False)  # the bounds of the topic count alone
             admission.require_room(cast("Topic", topic), num_bytes)
+
+
+def test_appends_get_the_journals_room_in_the_order_in_which_they_wait_for_it() -> None:
+    async def scenario() -> None:
+        settings = Settings(journal_max_bytes=16 * MIB, journal_topic_max_bytes=4 * MIB)
+        changed: list[Callable[[], None]] = []
+        journal = SimpleNamespace(needed_bytes=15 * MIB, queued_bytes=0, failed=None, lost_file=None)
+        journal.on_room = changed.append
+        admission = Admission(settings, cast("Journal", journal), (), lambda: None, Quotas(), SystemClock())
+        admission.open()
+        full, other = (cast("Topic", HeldTopic(name, held)) for name, held in (("full", 4 * MIB), ("other", MIB)))
+        rooms = [admission.wait_for_room([(topic, MIB)]) for topic in (full, other, other, full, other)]
+
+        def has_room() -> list[bool]:
+            for listener in changed:
+                listener()
+            return [room.done() for room in rooms]
+
+        assert has_room() == [False] * 5
+        journal.needed_bytes = 13 * MIB
+        assert has_room() == [False, True, True, False, False], "two fit, and the topic beside them has no room"
+        for room in rooms[1:3]:
+            admission.wait_no_more(room)
+        journal.needed_bytes, full.journal_bytes = 14 * MIB, 0  # type: ignore[misc]
+        assert has_room() == [True, True, True, False, False], "its first append comes first"
+        admission.close("the store is stopping")
+        assert [room.done() and room.result() for room in (rooms[0], *rooms[3:])] == [True, False, False]
+        assert all(room.done() for room in rooms)
+
+    asyncio.run(scenario())

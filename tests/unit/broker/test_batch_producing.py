@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from logstore.broker.batch_producing import BatchOutcome, TopicBatches
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce.batches import BatchOutcome, TopicBatches
 from logstore.errors import (
     CorruptRecordBatchError,
     InvalidProducerEpochError,
@@ -38,6 +38,7 @@ from logstore.journal.frame import Frame, FrameFlags, FrameType
 from logstore.journal.journal import Callback
 from logstore.kafka_batches.header import LOG_APPEND_TIME, Compression, check_crc
 from logstore.limits import MIB
+from logstore.log.topic import Topic
 from logstore.records.batch_identity import SEQUENCE_MAX, BatchIdentity, ProducerIdentity
 from tests.support import every_reader
 from tests.support.data_directory import copy_of_one_moment
@@ -61,7 +62,7 @@ ROWS = [
 
 
 async def new_topic(broker: Broker, name: str = "t", partitions: int = 2, **configs: str) -> Topic:
-    topic = await broker.create_topic(INTERNAL, name, partitions=partitions, configs=configs)
+    topic = await broker.topics.changes.create(INTERNAL, name, partitions=partitions, configs=configs)
     assert topic
     return topic
 
@@ -70,7 +71,7 @@ async def send(broker: Broker, topic: str, *batches: bytes, partition: int = 0) 
     """Send ``batches`` one after the other; return the base offset of the last. Raises the partition's error."""
     base_offset = -1
     for batch in batches:
-        produced = await broker.produce_batches(CLIENT, [TopicBatches(topic, [(partition, batch)])])
+        produced = await broker.produce.batches.produce(CLIENT, [TopicBatches(topic, [(partition, batch)])])
         ((outcome,),) = produced.outcomes
         if outcome.error is not None:
             raise outcome.error
@@ -114,16 +115,16 @@ def test_every_reader_gets_what_a_kafka_client_has_sent(tmp_path: Path, compress
                 assert await every_reader.decoded(broker, topic, max_bytes=max_bytes) == expected
                 assert await every_reader.stored(broker, topic, max_bytes=max_bytes) == expected
             copy_of_one_moment(data, copy)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert await every_reader.decoded(broker, topic) == expected
             assert await every_reader.stored(broker, topic) == expected
             assert every_reader.in_table(data, "t") == expected
         async with running_broker(copy, clock=clock) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert await every_reader.decoded(broker, topic) == expected
             assert await every_reader.stored(broker, topic) == expected
             assert await send(broker, "t", batch) == 7
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert every_reader.in_table(copy, "t") == expected | of(*timed(ROWS, now), first=7)
 
     run(scenario())
@@ -138,7 +139,7 @@ def test_timestamps_are_found_in_record_batches(tmp_path: Path) -> None:
             await send(broker, "t", client_batch([Row(None, None, b"", None)], compression=Compression.ZSTD))
             now = clock.now_ms()
             for wanted, found in ((0, (0, 10)), (11, (1, 30)), (31, (2, now)), (now + 1, None)):
-                assert await broker.offset_for_timestamp(INTERNAL, topic, 0, wanted) == found
+                assert await broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, wanted) == found
 
     run(scenario())
 
@@ -165,7 +166,7 @@ def test_log_append_time_is_written_over_the_records_own(tmp_path: Path, compres
             topic = await new_topic(broker, **{"message.timestamp.type": "LogAppendTime"})
             # No table can hold this timestamp.
             forged = sealed(raw_batch(raw_records(2), 2, base_timestamp=-(2**60)))
-            produced = await broker.produce_batches(
+            produced = await broker.produce.batches.produce(
                 CLIENT,
                 [TopicBatches("t", [(0, client_batch(ROWS, compression=compression)), (1, forged)])],
             )
@@ -181,7 +182,7 @@ def test_log_append_time_is_written_over_the_records_own(tmp_path: Path, compres
             clock.advance(1_000)
             assert await every_reader.decoded(broker, topic) == await every_reader.stored(broker, topic) == expected
             assert [row.timestamp for row in (await every_reader.decoded(broker, topic, 1)).values()] == [now, now]
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert every_reader.in_table(tmp_path, "t") == expected
 
     run(scenario())
@@ -194,13 +195,13 @@ def test_each_partition_has_its_own_outcome(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=13)
             await new_topic(broker, "u", **{"cleanup.policy": "compact", "max.message.bytes": "1100"})
-            internal = await broker.internal_topic(INTERNAL, "__audit", partitions=1, configs={})
+            internal = await broker.topics.changes.internal(INTERNAL, "__audit", partitions=1, configs={})
             topic.partition(2).resign(9)
             topic.partition(3).quarantine("damaged", "mend it")
             damaged = bytearray(good)
             damaged[-1] ^= 1
             no_key = client_batch([PLAIN, Row(1, None, b"", None)])
-            produced = await broker.produce_batches(
+            produced = await broker.produce.batches.produce(
                 CLIENT,
                 [
                     TopicBatches(
@@ -268,7 +269,7 @@ def test_all_partitions_of_a_request_are_one_append(tmp_path: Path) -> None:
             store = broker.journal.store
             broker.journal.store = lambda frames, told: (appends.append(frames), store(frames, told))  # type: ignore[method-assign,assignment]
             batch = client_batch([PLAIN])
-            produced = await broker.produce_batches(
+            produced = await broker.produce.batches.produce(
                 CLIENT, [TopicBatches("u", [(1, batch)]), TopicBatches(topic.topic_id, [(0, batch), (1, batch)])]
             )
             (frames,) = appends
@@ -287,7 +288,7 @@ def test_http_and_kafka_share_a_producers_sequence(tmp_path: Path) -> None:
         data, copy = tmp_path / "live", tmp_path / "killed"
         async with running_broker(data) as broker:
             topic = await new_topic(broker)
-            producer_id, epoch = await broker.init_producer(CLIENT)
+            producer_id, epoch = await broker.produce.records.init_producer(CLIENT)
 
             def numbered(sequence: int, count: int = 2, epoch: int = epoch) -> bytes:
                 return client_batch([PLAIN] * count, identity=BatchIdentity(producer_id, epoch, sequence))
@@ -295,7 +296,9 @@ def test_http_and_kafka_share_a_producers_sequence(tmp_path: Path) -> None:
             assert await send(broker, "t", numbered(0)) == 0
             identity = ProducerIdentity(producer_id, epoch, {0: 2})
             for _ in range(2):
-                told = await broker.produce(CLIENT, topic, records([b"a", b"b"]), partition=0, identity=identity)
+                told = await broker.produce.records.produce(
+                    CLIENT, topic, records([b"a", b"b"]), partition=0, identity=identity
+                )
                 assert told.partitions[0].base_offset == 2
             assert told.replayed
             assert await send(broker, "t", numbered(4)) == 4
@@ -318,7 +321,7 @@ def test_one_request_may_have_batches_of_several_producers(tmp_path: Path) -> No
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=3)
-            first, second = [(await broker.init_producer(CLIENT)).producer_id for _ in range(2)]
+            first, second = [(await broker.produce.records.init_producer(CLIENT)).producer_id for _ in range(2)]
             sent = TopicBatches(
                 "t",
                 [
@@ -328,7 +331,7 @@ def test_one_request_may_have_batches_of_several_producers(tmp_path: Path) -> No
                 ],
             )
             for expected in ([0, 0, 0], [1, 0, 0]):
-                (outcomes,) = (await broker.produce_batches(CLIENT, [sent])).outcomes
+                (outcomes,) = (await broker.produce.batches.produce(CLIENT, [sent])).outcomes
                 assert [outcome.base_offset for outcome in outcomes] == expected
             assert [log.high_watermark for log in topic.partitions] == [2, 1, 1]
 
@@ -341,18 +344,20 @@ def test_a_producer_goes_on_in_a_topic_that_was_made_again(tmp_path: Path) -> No
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            kafkas, https = [(await broker.init_producer(CLIENT)).producer_id for _ in range(2)]
+            kafkas, https = [(await broker.produce.records.init_producer(CLIENT)).producer_id for _ in range(2)]
 
             async def sent(sequence: int) -> tuple[int, int]:
                 identity = ProducerIdentity(https, 0, {0: sequence})
-                topic = broker.topic(CLIENT, "t")
-                by_http = await broker.produce(CLIENT, topic, records([b"a", b"b"]), partition=0, identity=identity)
+                topic = broker.topics.served.topic(CLIENT, "t")
+                by_http = await broker.produce.records.produce(
+                    CLIENT, topic, records([b"a", b"b"]), partition=0, identity=identity
+                )
                 by_http.require_stored()
                 by_kafka = client_batch([PLAIN] * 2, identity=BatchIdentity(kafkas, 0, sequence))
                 return by_http.partitions[0].base_offset, await send(broker, "t", by_kafka)
 
             assert await sent(0) == (0, 2)
-            await broker.delete_topic(CLIENT, "t")
+            await broker.topics.changes.delete(CLIENT, "t")
             await new_topic(broker)
             for _ in range(2):
                 assert await sent(2) == (0, 2)
@@ -375,7 +380,7 @@ def test_sequences_begin_again_at_0_behind_the_largest(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            producer_id, epoch = await broker.init_producer(CLIENT)
+            producer_id, epoch = await broker.produce.records.init_producer(CLIENT)
             sequences = [SEQUENCE_MAX - 1, 1, 4]
             batches = [client_batch([PLAIN] * 3, identity=BatchIdentity(producer_id, epoch, s)) for s in sequences]
             assert await send(broker, "t", *batches) == 6
@@ -388,12 +393,12 @@ def test_batches_with_one_turn_are_appended_in_the_order_of_the_calls(tmp_path: 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker, **{"max.message.bytes": str(8 * MIB)})
-            producer_id, epoch = await broker.init_producer(CLIENT)
+            producer_id, epoch = await broker.produce.records.init_producer(CLIENT)
             turn = asyncio.Lock()
             # Large batches are checked in threads, small ones at once.
             sizes = [3 * MIB, 1, 2 * MIB, 1, 1]
             sent = [
-                broker.produce_batches(
+                broker.produce.batches.produce(
                     CLIENT,
                     [
                         TopicBatches(
@@ -426,7 +431,7 @@ def test_records_that_inflate_to_more_than_a_request_may_have_are_refused(tmp_pa
             await new_topic(broker)
             bomb = client_batch([Row(1, b"k", bytes(3 * MIB), None)], compression=Compression.ZSTD)
             assert len(bomb) < 10_000
-            produced = await broker.produce_batches(
+            produced = await broker.produce.batches.produce(
                 CLIENT, [TopicBatches("t", [(0, bomb), (1, client_batch([PLAIN]))])]
             )
             first, second = produced.outcomes[0]
@@ -444,7 +449,7 @@ def test_a_topic_without_room_in_the_journal_stops_no_other(tmp_path: Path) -> N
             large = client_batch([Row(1, b"k", bytes(15_000), None)])
             assert await send(broker, "full", large) == 0
             batches = [TopicBatches("full", [(0, large)]), TopicBatches("t", [(0, client_batch([PLAIN]))])]
-            (refused,), (stored,) = (await broker.produce_batches(CLIENT, batches)).outcomes
+            (refused,), (stored,) = (await broker.produce.batches.produce(CLIENT, batches)).outcomes
             assert isinstance(refused.error, LogStoreError)
             assert refused.error.kafka_name == "THROTTLING_QUOTA_EXCEEDED"
             assert (stored.error, stored.base_offset) == (None, 0)
@@ -458,7 +463,7 @@ def test_fewer_acks(tmp_path: Path, acks: int) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             sent = [TopicBatches("t", [(0, client_batch([PLAIN]))])]
-            produced = await broker.produce_batches(CLIENT, sent, acks=acks)
+            produced = await broker.produce.batches.produce(CLIENT, sent, acks=acks)
             assert produced.outcomes == [[BatchOutcome(0, 0, -1, 0)]]
             assert (topic.partition(0).high_watermark == 1) == (acks == 1)
             assert await send(broker, "t", client_batch([PLAIN])) == 1
@@ -477,14 +482,14 @@ def test_the_journal_holds_no_request_that_is_much_larger_than_its_batch(tmp_pat
             batch = client_batch([Row(1, None, bytes(1_000), None)])
             request = bytes(len(batch)) + batch + bytes(len(batch))
             parts = [(0, memoryview(request)[len(batch) : -len(batch)]), (1, memoryview(batch))]
-            await broker.produce_batches(CLIENT, [TopicBatches("t", parts)])
+            await broker.produce.batches.produce(CLIENT, [TopicBatches("t", parts)])
             assert [bytes(frame.payload) for frame in held] == [batch, batch]
             assert [memoryview(frame.payload).obj is request for frame in held] == [False, False]
             assert memoryview(held[1].payload).obj is batch, "not copied in vain"
             held.clear()
             request = batch + batch
             parts = [(0, memoryview(request)[: len(batch)]), (1, memoryview(request)[len(batch) :])]
-            await broker.produce_batches(CLIENT, [TopicBatches("t", parts)])
+            await broker.produce.batches.produce(CLIENT, [TopicBatches("t", parts)])
             assert [bytes(frame.payload) for frame in held] == [batch, batch]
             assert [memoryview(frame.payload).obj is request for frame in held] == [True, True], "together they are it"
 
@@ -500,8 +505,8 @@ def test_followers_have_the_frames_as_the_leader_has_them(tmp_path: Path, timest
         configs = {"message.timestamp.type": timestamp_type}
         async with running_cluster(tmp_path, 1, 2, 3, configs=configs) as cluster:
             leader, second, third = cluster.brokers.values()
-            topic = leader.topic(INTERNAL, "t")
-            producer_id, epoch = await leader.init_producer(CLIENT)
+            topic = leader.topics.served.topic(INTERNAL, "t")
+            producer_id, epoch = await leader.produce.records.init_producer(CLIENT)
             last = client_batch(ROWS, identity=BatchIdentity(producer_id, epoch, 0))
             for number, compression in enumerate(Compression):
                 assert await send(leader, "t", client_batch(ROWS, compression=compression)) == 5 * number
@@ -511,12 +516,12 @@ def test_followers_have_the_frames_as_the_leader_has_them(tmp_path: Path, timest
             assert len(expected) == 29
             frames = [(header, bytes(payload)) for header, payload in frames_of(topic, leader)]
             for broker in (second, third):
-                copies = frames_of(broker.topic(INTERNAL, "t"), broker)
+                copies = frames_of(broker.topics.served.topic(INTERNAL, "t"), broker)
                 assert [(header, bytes(payload)) for header, payload in copies] == frames
             with pytest.raises(NotLeaderOrFollowerError):
                 await send(second, "t", last)
             cluster.elect(topic.topic_id, 0, 2)
-            topic = second.topic(INTERNAL, "t")
+            topic = second.topics.served.topic(INTERNAL, "t")
             assert await send(second, "t", last) == 25, "the next leader knows the producer"
             assert await every_reader.decoded(second, topic) == await every_reader.stored(second, topic) == expected
             assert await send(second, "t", client_batch([PLAIN])) == 29
@@ -528,7 +533,7 @@ def test_a_partition_whose_replicas_are_slow_makes_no_other_fail(tmp_path: Path)
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, partitions=2) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             batch = client_batch([PLAIN])
             assert await send(leader, "t", batch) == 0
             assert await send(leader, "t", batch, partition=1) == 0
@@ -537,7 +542,7 @@ def test_a_partition_whose_replicas_are_slow_makes_no_other_fail(tmp_path: Path)
             leadership = topic.partition(0).require_leader()
             leadership.commit((1, 2), (1,), 0.0)
             sent = TopicBatches("t", [(0, batch), (1, batch)])
-            (first, second) = (await leader.produce_batches(CLIENT, [sent], timeout_ms=3_000)).outcomes[0]
+            (first, second) = (await leader.produce.batches.produce(CLIENT, [sent], timeout_ms=3_000)).outcomes[0]
             assert (first.error, first.base_offset) == (None, 1)
             assert isinstance(second.error, RequestTimedOutError)
             assert second.base_offset == -1
@@ -553,7 +558,9 @@ def test_a_partition_that_loses_its_leader_meanwhile_makes_no_other_fail(tmp_pat
             store = broker.journal.store
             broker.journal.store = lambda frames, told: held.append((frames, told))  # type: ignore[method-assign]
             batch = client_batch([PLAIN])
-            sending = asyncio.create_task(broker.produce_batches(CLIENT, [TopicBatches("t", [(0, batch), (1, batch)])]))
+            sending = asyncio.create_task(
+                broker.produce.batches.produce(CLIENT, [TopicBatches("t", [(0, batch), (1, batch)])])
+            )
             await eventually_async(lambda: bool(held), "not appended")
             topic.partition(0).resign(9)
             await asyncio.sleep(0)
@@ -573,7 +580,9 @@ def test_a_full_disk_is_the_error_of_all_partitions(tmp_path: Path) -> None:
             topic = await new_topic(broker)
             batch = client_batch([PLAIN])
             filesystem.fail("journal.write_at", errno.ENOSPC)
-            outcomes = (await broker.produce_batches(CLIENT, [TopicBatches("t", [(0, batch), (1, batch)])])).outcomes[0]
+            outcomes = (
+                await broker.produce.batches.produce(CLIENT, [TopicBatches("t", [(0, batch), (1, batch)])])
+            ).outcomes[0]
             assert [type(outcome.error) for outcome in outcomes] == [StorageFullError] * 2
             assert [log.next_offset for log in topic.partitions] == [0, 0]
             assert await send(broker, "t", batch) == 0

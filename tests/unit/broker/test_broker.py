@@ -59,7 +59,7 @@ NEVER = {"segment.ms": "100000000"}
 
 async def new_topic(broker: Broker, name: str = "t", partitions: int = 1, **configs: str) -> Topic:
     given = {key.replace("_", "."): value for key, value in configs.items()}
-    topic = await broker.create_topic(INTERNAL, name, partitions=partitions, configs={**NEVER, **given})
+    topic = await broker.topics.changes.create(INTERNAL, name, partitions=partitions, configs={**NEVER, **given})
     assert topic is not None
     return topic
 
@@ -67,7 +67,7 @@ async def new_topic(broker: Broker, name: str = "t", partitions: int = 1, **conf
 async def fetch(
     broker: Broker, topic: Topic, offset: int, *, wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 10**6
 ) -> list[bytes]:
-    result = await broker.fetch(
+    result = await broker.fetch.partition(
         INTERNAL, topic, 0, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_ms=wait_ms
     )
     return list(result.records["value"].to_pylist())
@@ -86,7 +86,9 @@ def test_a_request_is_split_by_key_and_rows_tell_which_record_is_where(tmp_path:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=4)
             keys = [b"k%d" % (n % 7) for n in range(50)]
-            result = await broker.produce(INTERNAL, topic, records([b"%d" % n for n in range(50)], keys=keys))
+            result = await broker.produce.records.produce(
+                INTERNAL, topic, records([b"%d" % n for n in range(50)], keys=keys)
+            )
             assert result.count == sum(r.count for r in result.partitions) == 50
             for found in result.partitions:
                 assert found.rows is not None
@@ -95,7 +97,7 @@ def test_a_request_is_split_by_key_and_rows_tell_which_record_is_where(tmp_path:
             by_key = {
                 keys[row]: r.partition for r in result.partitions for row in (r.rows if r.rows is not None else [])
             }
-            again = await broker.produce(INTERNAL, topic, records([b"x"], keys=[b"k3"]))
+            again = await broker.produce.records.produce(INTERNAL, topic, records([b"x"], keys=[b"k3"]))
             assert again.partitions[0].partition == by_key[b"k3"]
 
     run(scenario())
@@ -105,7 +107,7 @@ def test_records_without_a_key_stay_together_and_requests_take_turns(tmp_path: P
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=3)
-            results = [await broker.produce(INTERNAL, topic, records([b"a", b"b"])) for _ in range(3)]
+            results = [await broker.produce.records.produce(INTERNAL, topic, records([b"a", b"b"])) for _ in range(3)]
             assert all(len(r.partitions) == 1 for r in results)
             assert {r.partitions[0].partition for r in results} == {0, 1, 2}
 
@@ -115,10 +117,10 @@ def test_records_without_a_key_stay_together_and_requests_take_turns(tmp_path: P
 def test_topics_that_are_sent_to_in_turns_use_all_of_their_partitions(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topics = [await broker.create_topic(INTERNAL, name, partitions=2) for name in ("a", "b")]
+            topics = [await broker.topics.changes.create(INTERNAL, name, partitions=2) for name in ("a", "b")]
             for _ in range(4):
                 for topic in topics:
-                    await broker.produce(INTERNAL, topic, records([b"x"]))
+                    await broker.produce.records.produce(INTERNAL, topic, records([b"x"]))
             assert [[log.high_watermark for log in topic.partitions] for topic in topics] == [[2, 2], [2, 2]]
 
     run(scenario())
@@ -129,7 +131,7 @@ def test_a_compacted_topic_refuses_null_keys_and_stores_nothing(tmp_path: Path) 
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, cleanup_policy="compact")
             with pytest.raises(InvalidRecordError, match="Record 1 has no key"):
-                await broker.produce(INTERNAL, topic, records([b"a", b"b"], keys=[b"k", None]))
+                await broker.produce.records.produce(INTERNAL, topic, records([b"a", b"b"], keys=[b"k", None]))
             assert topic.partition(0).next_offset == 0
 
     run(scenario())
@@ -140,12 +142,12 @@ def test_partitions_that_are_not_there_or_disagree(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=2)
             with pytest.raises(UnknownPartitionError, match="partitions 0 to 1"):
-                await broker.produce(INTERNAL, topic, records([b"a"]), partition=2)
+                await broker.produce.records.produce(INTERNAL, topic, records([b"a"]), partition=2)
             import numpy as np
 
             named = DecodedRecords(records([b"a", b"b"]).batch, np.array([-1, 1], dtype=np.int32))
             with pytest.raises(InvalidRequestError, match="Record 1 names partition 1"):
-                await broker.produce(INTERNAL, topic, named, partition=0)
+                await broker.produce.records.produce(INTERNAL, topic, named, partition=0)
             assert [p.next_offset for p in topic.partitions] == [0, 0]
 
     run(scenario())
@@ -158,15 +160,15 @@ def test_append_time_fills_missing_timestamps_and_never_goes_back(tmp_path: Path
             topic = await new_topic(broker)
             log_append_time = await new_topic(broker, "l", message_timestamp_type="LogAppendTime")
             for t in (topic, log_append_time):
-                await broker.produce(INTERNAL, t, records([b"a"], timestamp=77))
-                await broker.produce(INTERNAL, t, records([b"b"]))
+                await broker.produce.records.produce(INTERNAL, t, records([b"a"], timestamp=77))
+                await broker.produce.records.produce(INTERNAL, t, records([b"b"]))
             clock.step_wall(-3_000)
             for t in (topic, log_append_time):
-                await broker.produce(INTERNAL, t, records([b"c"]))
-            await broker.roll(INTERNAL, log_append_time)
+                await broker.produce.records.produce(INTERNAL, t, records([b"c"]))
+            await broker.topics.tables.roll(INTERNAL, log_append_time)
 
             async def timestamps(t: Topic) -> list[int]:
-                result = await broker.fetch(INTERNAL, t, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                result = await broker.fetch.partition(INTERNAL, t, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
                 return list(result.records["timestamp"].cast(pa.int64()).to_pylist())
 
             assert await timestamps(topic) == [77, 5_000, 5_000]
@@ -179,8 +181,8 @@ def test_a_roll_honours_the_compression_type(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, compression_type="snappy")
-            await broker.produce(INTERNAL, topic, records([b"a"]))
-            await broker.roll(INTERNAL, topic)
+            await broker.produce.records.produce(INTERNAL, topic, records([b"a"]))
+            await broker.topics.tables.roll(INTERNAL, topic)
             (segment,) = topic.partition(0).segments
             value = pq.ParquetFile(path_of(topic.table) / segment.path).metadata.row_group(0).column(3)
             assert value.compression == "SNAPPY"
@@ -192,7 +194,7 @@ def test_acks_0_answers_before_the_disk(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
-            result = await broker.produce(INTERNAL, topic, records([b"a"]), acks=0)
+            result = await broker.produce.records.produce(INTERNAL, topic, records([b"a"]), acks=0)
             assert result.partitions[0].base_offset == 0
             assert topic.partition(0).log_end_offset == 0
             assert await fetch(broker, topic, 0, wait_ms=5_000) == [b"a"]
@@ -226,7 +228,7 @@ def test_acks_1_and_all_answer_after_the_disk(tmp_path: Path, acks: int) -> None
         async with running_broker(tmp_path, filesystem=disk) as broker:
             topic = await new_topic(broker)
             disk.go.clear()
-            answer = asyncio.create_task(broker.produce(INTERNAL, topic, records([b"a"]), acks=acks))
+            answer = asyncio.create_task(broker.produce.records.produce(INTERNAL, topic, records([b"a"]), acks=acks))
             assert await asyncio.to_thread(disk.syncing.wait, 30)
             await loop_turns()
             assert not answer.done()
@@ -243,7 +245,7 @@ def test_a_timeout_says_that_the_outcome_is_open_and_the_records_come(tmp_path: 
             topic = await new_topic(broker)
             disk.go.clear()
             with pytest.raises(RequestTimedOutError):
-                await broker.produce(INTERNAL, topic, records([b"a"]), timeout_ms=20)
+                await broker.produce.records.produce(INTERNAL, topic, records([b"a"]), timeout_ms=20)
             assert await fetch(broker, topic, 0) == []
             disk.go.set()
             assert await fetch(broker, topic, 0, wait_ms=5_000) == [b"a"]
@@ -261,7 +263,7 @@ def test_bytes_that_wait_for_the_disk_are_bounded_also_with_acks_0(tmp_path: Pat
 
             async def fill() -> None:
                 for _ in range(100):
-                    await broker.produce(INTERNAL, topic, records([b"x" * 500_000]), acks=0)
+                    await broker.produce.records.produce(INTERNAL, topic, records([b"x" * 500_000]), acks=0)
 
             with pytest.raises(ThrottledError, match="wait for the disk"):
                 await fill()
@@ -279,7 +281,9 @@ def test_appends_wait_for_one_fsync_together(tmp_path: Path) -> None:
         async with running_broker(tmp_path, filesystem=disk) as broker:
             topic = await new_topic(broker, partitions=50)
             before = disk.hits["fdatasync"]
-            await asyncio.gather(*(broker.produce(INTERNAL, topic, records([b"x"]), partition=p) for p in range(50)))
+            await asyncio.gather(
+                *(broker.produce.records.produce(INTERNAL, topic, records([b"x"]), partition=p) for p in range(50))
+            )
             # The first append is alone; the other 49 partitions share the next sync.
             assert disk.hits["fdatasync"] - before <= 3
 
@@ -295,7 +299,8 @@ def test_a_full_disk_refuses_appends_keeps_reads_and_recovers(tmp_path: Path) ->
             disk.fill()
             big = [b"x" * 900_000] * 8
             refused = await asyncio.gather(
-                *(broker.produce(INTERNAL, topic, records(big)) for _ in range(3)), return_exceptions=True
+                *(broker.produce.records.produce(INTERNAL, topic, records(big)) for _ in range(3)),
+                return_exceptions=True,
             )
             assert [type(r) for r in refused] == [StorageFullError] * 3
             assert await fetch(broker, topic, 0) == [b"a"]
@@ -304,7 +309,7 @@ def test_a_full_disk_refuses_appends_keeps_reads_and_recovers(tmp_path: Path) ->
             assert await produce(broker, topic, [b"b"]) == 1
             assert await fetch(broker, topic, 0) == [b"a", b"b"]
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
 
     run(scenario())
 
@@ -323,7 +328,7 @@ def test_a_failed_fsync_ends_appends_until_a_restart(tmp_path: Path) -> None:
             assert broker.not_ready_reason
             assert await fetch(broker, topic, 0) == [b"a"]
         async with running_broker(tmp_path) as broker:
-            found = await read_all(broker, broker.topic(INTERNAL, "t"))
+            found = await read_all(broker, broker.topics.served.topic(INTERNAL, "t"))
             assert found in ([(0, b"a")], [(0, b"a"), (1, b"b")])
 
     run(scenario())
@@ -355,14 +360,14 @@ def test_the_journal_of_a_slow_topic_is_copied_forward(tmp_path: Path) -> None:
             for _ in range(28):
                 await produce(broker, fast, [b"x" * 900_000])
                 if fast.partition(0).unsealed_bytes > 5_000_000:
-                    await broker.roll(INTERNAL, fast)
+                    await broker.topics.tables.roll(INTERNAL, fast)
             assert len(broker.journal.files) > 5
             await broker._schedule._unpin_journal()
             await eventually_async(lambda: len(broker.journal.files) <= 5)
             assert slow.partition(0).sealed_offset == 0
             assert await read_all(broker, slow) == [(0, b"pinned")]
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "slow")) == [(0, b"pinned")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "slow")) == [(0, b"pinned")]
 
     run(scenario())
 
@@ -419,7 +424,7 @@ def test_waiting_readers_of_a_deleted_topic_are_notified(tmp_path: Path) -> None
             topic = await new_topic(broker)
             waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000))
             await loop_turns()
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             with pytest.raises(UnknownTopicError):
                 await waiting
             with pytest.raises(UnknownTopicError):
@@ -435,17 +440,19 @@ def test_a_request_that_ends_after_its_topic_brings_none_of_its_metrics_back(tmp
             topic = await new_topic(broker, "late-metrics")
             for number in range(3):
                 await produce(broker, topic, [b"%d" % number])
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             assert await fetch(broker, topic, 0)
             assert b'"late-metrics"' in render_metrics()
             disk.slow("journal.fdatasync", 0.3)
             identity = IdempotencyKey.of("k", b"", broker.idempotency_secret)
             pending = [
-                asyncio.create_task(broker.produce(INTERNAL, topic, records([b"x"]))),
-                asyncio.create_task(broker.produce(INTERNAL, topic, records([b"y"]), identity=identity)),
+                asyncio.create_task(broker.produce.records.produce(INTERNAL, topic, records([b"x"]))),
+                asyncio.create_task(
+                    broker.produce.records.produce(INTERNAL, topic, records([b"y"]), identity=identity)
+                ),
             ]
             await loop_turns()
-            await broker.delete_topic(INTERNAL, "late-metrics")
+            await broker.topics.changes.delete(INTERNAL, "late-metrics")
             await asyncio.gather(*pending)
             assert b'"late-metrics"' not in render_metrics()
             # A new topic of the same name has its own count.
@@ -453,7 +460,7 @@ def test_a_request_that_ends_after_its_topic_brings_none_of_its_metrics_back(tmp
             again = await new_topic(broker, "late-metrics")
             await produce(broker, again, [b"z"])
             assert b'logstore_produced_records_total{topic="late-metrics"} 1.0' in render_metrics()
-            await broker.delete_topic(INTERNAL, "late-metrics")
+            await broker.topics.changes.delete(INTERNAL, "late-metrics")
 
     run(scenario())
 
@@ -464,15 +471,16 @@ def test_the_offset_for_a_timestamp_is_the_first_at_or_after_it(tmp_path: Path, 
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             for timestamp in (100, 300, 200, 400):
-                await broker.produce(INTERNAL, topic, records([b"x", b"y"], timestamp=timestamp))
+                await broker.produce.records.produce(INTERNAL, topic, records([b"x", b"y"], timestamp=timestamp))
                 if rolled:
-                    await broker.roll(INTERNAL, topic)
+                    await broker.topics.tables.roll(INTERNAL, topic)
             found = [
-                await broker.offset_for_timestamp(INTERNAL, topic, 0, t) for t in (0, 100, 101, 250, 301, 400, 401)
+                await broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, t)
+                for t in (0, 100, 101, 250, 301, 400, 401)
             ]
             assert found == [(0, 100), (0, 100), (2, 300), (2, 300), (6, 400), (6, 400), None]
-            await broker.delete_records(INTERNAL, topic, 0, 3)
-            assert await broker.offset_for_timestamp(INTERNAL, topic, 0, 0) == (3, 300)
+            await broker.topics.tables.delete_records(INTERNAL, topic, 0, 3)
+            assert await broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, 0) == (3, 300)
 
     run(scenario())
 
@@ -482,11 +490,11 @@ def test_deleting_records_that_a_job_has_deleted_meanwhile_changes_nothing(tmp_p
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             await produce(broker, topic, [b"x"] * 10)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             job = TopicTable.open(open_table(topic.table.files.uri))
             version = job.advance_log_start({0: 7}, {0: topic.partition(0).leader_epoch})
             assert topic.partition(0).log_start_offset == 0
-            assert await broker.delete_records(INTERNAL, topic, 0, 3) == 7
+            assert await broker.topics.tables.delete_records(INTERNAL, topic, 0, 3) == 7
             assert job.snapshot().version == version
 
     run(scenario())
@@ -497,18 +505,18 @@ def test_deleting_records_beyond_the_sealed_offset_rolls_first(tmp_path: Path) -
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a", b"b", b"c"])
-            assert await broker.delete_records(INTERNAL, topic, 0, 2) == 2
+            assert await broker.topics.tables.delete_records(INTERNAL, topic, 0, 2) == 2
             assert topic.partition(0).sealed_offset == 3
             with pytest.raises(OffsetOutOfRangeError, match="offsets 2 to 3"):
                 await fetch(broker, topic, 1)
             assert await fetch(broker, topic, 2) == [b"c"]
-            assert await broker.delete_records(INTERNAL, topic, 0, 1) == 2
-            assert await broker.delete_records(INTERNAL, topic, 0, -1) == 3
+            assert await broker.topics.tables.delete_records(INTERNAL, topic, 0, 1) == 2
+            assert await broker.topics.tables.delete_records(INTERNAL, topic, 0, -1) == 3
             for wrong in (4, -2):
                 with pytest.raises(OffsetOutOfRangeError):
-                    await broker.delete_records(INTERNAL, topic, 0, wrong)
+                    await broker.topics.tables.delete_records(INTERNAL, topic, 0, wrong)
         async with running_broker(tmp_path) as broker:
-            assert broker.topic(INTERNAL, "t").partition(0).log_start_offset == 3
+            assert broker.topics.served.topic(INTERNAL, "t").partition(0).log_start_offset == 3
 
     run(scenario())
 
@@ -520,12 +528,12 @@ def test_a_deleted_topic_of_the_same_name_begins_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await produce(broker, await new_topic(broker), [b"old"])
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             topic = await new_topic(broker)
             await produce(broker, topic, [b"new"])
             assert await read_all(broker, topic) == [(0, b"new")]
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(0, b"new")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == [(0, b"new")]
 
     run(scenario())
 
@@ -534,14 +542,14 @@ def test_added_partitions_take_records_and_survive_a_restart(tmp_path: Path) -> 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=2)
-            await broker.add_partitions(INTERNAL, "t", 4)
+            await broker.topics.changes.add_partitions(INTERNAL, "t", 4)
             assert len(topic.partitions) == 4
             await produce(broker, topic, [b"a"], partition=3)
             for wrong in (3, 0, 10_001):
                 with pytest.raises(InvalidPartitionsError):
-                    await broker.add_partitions(INTERNAL, "t", wrong)
+                    await broker.topics.changes.add_partitions(INTERNAL, "t", wrong)
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t"), 3) == [(0, b"a")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t"), 3) == [(0, b"a")]
 
     run(scenario())
 
@@ -551,17 +559,17 @@ def test_configuration_changes_while_running_and_stays(tmp_path: Path) -> None:
         async with running_broker(tmp_path, topic_defaults={"retention.ms": "7"}) as broker:
             topic = await new_topic(broker)
             assert (topic.config.retention_ms, topic.config.retention_bytes) == (7, -1)
-            await broker.alter_configs(INTERNAL, "t", {"retention.ms": "9", "retention.bytes": "5"})
+            await broker.topics.changes.alter_configs(INTERNAL, "t", {"retention.ms": "9", "retention.bytes": "5"})
             assert (topic.config.retention_ms, topic.config.retention_bytes) == (9, 5)
-            await broker.alter_configs(INTERNAL, "t", {"retention.ms": None})
+            await broker.topics.changes.alter_configs(INTERNAL, "t", {"retention.ms": None})
             assert topic.config.retention_ms == 7
             for wrong in ({"retention.ms": "x"}, {"no.such.key": "1"}, {"no.such.key": None}):
                 with pytest.raises(InvalidConfigError):
-                    await broker.alter_configs(INTERNAL, "t", wrong)
-            await broker.alter_configs(INTERNAL, "t", {"retention.ms": "11"}, validate_only=True)
+                    await broker.topics.changes.alter_configs(INTERNAL, "t", wrong)
+            await broker.topics.changes.alter_configs(INTERNAL, "t", {"retention.ms": "11"}, validate_only=True)
             assert topic.config.retention_ms == 7
         async with running_broker(tmp_path) as broker:
-            config = broker.topic(INTERNAL, "t").config
+            config = broker.topics.served.topic(INTERNAL, "t").config
             assert (config.retention_ms, config.retention_bytes) == (-1, 5)
 
     run(scenario())
@@ -584,10 +592,10 @@ def test_topics_are_created_on_first_produce_only_if_the_setting_says_so(tmp_pat
     async def scenario() -> None:
         async with running_broker(tmp_path / "off") as broker:
             with pytest.raises(UnknownTopicError):
-                await broker.find_or_create_topic(INTERNAL, "t", Operation.WRITE)
+                await broker.topics.changes.find_or_create(INTERNAL, "t", Operation.WRITE)
         async with running_broker(tmp_path / "on", auto_create_topics_enable=True, num_partitions=3) as broker:
             topics = await asyncio.gather(
-                *(broker.find_or_create_topic(INTERNAL, "t", Operation.WRITE) for _ in range(5))
+                *(broker.topics.changes.find_or_create(INTERNAL, "t", Operation.WRITE) for _ in range(5))
             )
             assert {id(t) for t in topics} == {id(topics[0])}
             assert len(topics[0].partitions) == 3
@@ -599,9 +607,9 @@ def test_replication_needs_more_brokers(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             with pytest.raises(InvalidReplicationFactorError):
-                await broker.create_topic(INTERNAL, "t", replication_factor=3)
-            assert await broker.create_topic(INTERNAL, "t", validate_only=True) is None
-            assert broker.topics(INTERNAL) == []
+                await broker.topics.changes.create(INTERNAL, "t", replication_factor=3)
+            assert await broker.topics.changes.create(INTERNAL, "t", validate_only=True) is None
+            assert broker.topics.served.all(INTERNAL) == []
 
     run(scenario())
 
@@ -638,8 +646,10 @@ def test_records_roll_by_age_and_by_size(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock) as broker:
-            old = await broker.create_topic(INTERNAL, "old", configs={"segment.ms": "60000"})
-            big = await broker.create_topic(INTERNAL, "big", configs={"segment.ms": "60000", "segment.bytes": "5000"})
+            old = await broker.topics.changes.create(INTERNAL, "old", configs={"segment.ms": "60000"})
+            big = await broker.topics.changes.create(
+                INTERNAL, "big", configs={"segment.ms": "60000", "segment.bytes": "5000"}
+            )
             assert old
             assert big
             await produce(broker, old, [b"a"])
@@ -661,7 +671,9 @@ def test_a_fetch_holds_no_more_compressed_frames_than_it_was_asked_for(tmp_path:
             payload = compressed_payload(given.batch, "zstd")
             assert len(payload) < 1_000
             for _ in range(5):
-                await broker.produce(INTERNAL, topic, DecodedRecords(given.batch, None, payload), partition=0)
+                await broker.produce.records.produce(
+                    INTERNAL, topic, DecodedRecords(given.batch, None, payload), partition=0
+                )
             index = topic.partition(0).index
             assert [frame.base_offset for frame in index.frames_by_bytes(0, 5, 150_000)] == [0, 1]
             assert await fetch(broker, topic, 0, max_bytes=150_000) == [bytes(100_000)]
@@ -677,7 +689,9 @@ def test_a_batch_sent_in_the_wire_schema_is_stored_verbatim(tmp_path: Path) -> N
             payload = pa.RecordBatch.from_pydict(
                 {"timestamp": [1], "key": [b"k"], "value": [b"verbatim"], "headers": [None]}, schema=WIRE_SCHEMA
             ).serialize()
-            await broker.produce(INTERNAL, topic, DecodedRecords(given.batch, None, payload), partition=0)
+            await broker.produce.records.produce(
+                INTERNAL, topic, DecodedRecords(given.batch, None, payload), partition=0
+            )
             assert await fetch(broker, topic, 0) == [b"verbatim"]
 
     run(scenario())
@@ -698,11 +712,11 @@ def test_a_commit_that_fails_leaves_its_files_to_the_next_attempt(
                 patch.setattr(Committer, "_put", _full_disk)
                 for _ in range(3):
                     with pytest.raises(StorageFullError, match="nothing was changed"):
-                        await broker.roll(INTERNAL, topic)
+                        await broker.topics.tables.roll(INTERNAL, topic)
                     await produce(broker, topic, [b"more"], partition=0)
             files = sorted(path_of(topic.table).glob("*/*.parquet"))
             assert len(files) == 2
-            assert (await broker.roll(INTERNAL, topic)).sealed == {0: 5, 1: 2}
+            assert (await broker.topics.tables.roll(INTERNAL, topic)).sealed == {0: 5, 1: 2}
             assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"more", b"more", b"more"]
             active = {path_of(topic.table) / path for path in topic.snapshot.paths}
             assert active == set(path_of(topic.table).glob("*/*.parquet")), "no file is left that nobody commits"
@@ -721,10 +735,10 @@ def test_a_roll_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
             create = filesystem.create
             filesystem.create = _second_fails(create)  # type: ignore[method-assign]
             with pytest.raises(StorageFullError):
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             filesystem.create = create  # type: ignore[method-assign]
             assert not list(path_of(topic.table).glob("*/*.parquet"))
-            assert (await broker.roll(INTERNAL, topic)).sealed == {0: 1, 1: 1}
+            assert (await broker.topics.tables.roll(INTERNAL, topic)).sealed == {0: 1, 1: 1}
 
     run(scenario())
 
@@ -770,7 +784,7 @@ def test_a_roll_leaves_the_processor_to_appends(tmp_path: Path) -> None:
             topic = await new_topic(broker)
             for value in (b"a", b"b"):
                 await produce(broker, topic, [value])
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
 
     before = os.getpriority(os.PRIO_PROCESS, 0)
     run(scenario())
@@ -795,7 +809,7 @@ def test_a_roll_finds_records_that_were_copied_forward_in_the_journal(
                 return read_many(journal, locations)
 
             monkeypatch.setattr(Journal, "read_many", freed_at_first)
-            assert (await broker.roll(INTERNAL, topic)).sealed == {0: 1}
+            assert (await broker.topics.tables.roll(INTERNAL, topic)).sealed == {0: 1}
             assert len(calls) == 2
 
     run(scenario())
@@ -825,18 +839,18 @@ def test_a_full_disk_refuses_administration_with_advice(tmp_path: Path, monkeypa
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             monkeypatch.setattr(Committer, "_put", _full_disk)
             monkeypatch.setattr(FileSystem, "create", _no_space)
             for change in (
-                broker.create_topic(INTERNAL, "u"),
-                broker.alter_configs(INTERNAL, "t", {"retention.ms": "5"}),
-                broker.add_partitions(INTERNAL, "t", 3),
-                broker.delete_records(INTERNAL, topic, 0, 1),
+                broker.topics.changes.create(INTERNAL, "u"),
+                broker.topics.changes.alter_configs(INTERNAL, "t", {"retention.ms": "5"}),
+                broker.topics.changes.add_partitions(INTERNAL, "t", 3),
+                broker.topics.tables.delete_records(INTERNAL, topic, 0, 1),
             ):
                 with pytest.raises(StorageFullError, match="Free some space"):
                     await change
-            assert [t.name for t in broker.topics(INTERNAL)] == ["t"]
+            assert [t.name for t in broker.topics.served.all(INTERNAL)] == ["t"]
             assert not list((tmp_path / "staging").glob("*"))
 
     run(scenario())
@@ -851,11 +865,13 @@ def test_a_change_must_fit_the_configuration_before_it(tmp_path: Path) -> None:
             topic = await new_topic(broker, max_compaction_lag_ms="100", cleanup_policy="compact")
             for validate_only in (True, False):
                 with pytest.raises(InvalidConfigError, match="above"):
-                    await broker.alter_configs(
+                    await broker.topics.changes.alter_configs(
                         INTERNAL, "t", {"min.compaction.lag.ms": "200"}, validate_only=validate_only
                     )
             assert topic.version == 0
-            await broker.alter_configs(INTERNAL, "t", {"min.compaction.lag.ms": "200", "max.compaction.lag.ms": None})
+            await broker.topics.changes.alter_configs(
+                INTERNAL, "t", {"min.compaction.lag.ms": "200", "max.compaction.lag.ms": None}
+            )
             assert topic.config.min_compaction_lag_ms == 200
 
     run(scenario())
@@ -867,7 +883,7 @@ def test_a_property_set_past_the_store_does_not_take_the_others_away(tmp_path: P
             topic = await new_topic(broker, cleanup_policy="compact", max_message_bytes="1000")
             topic.table.alter_config({"retention.ms": "soon"})
         async with running_broker(tmp_path) as broker:
-            config = broker.topic(INTERNAL, "t").config
+            config = broker.topics.served.topic(INTERNAL, "t").config
             assert config.compacted
             assert (config.max_message_bytes, config.retention_ms) == (1000, -1)
 
@@ -884,18 +900,18 @@ def test_a_row_that_somebody_deletes_with_delta_rs_is_gone_and_all_else_is_serve
             topic = await new_topic(broker)
             for first in (0, 5):
                 await produce(broker, topic, [b"%d" % offset for offset in range(first, first + 5)])
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             DeltaTable(tmp_path / "topics" / "t").delete(f'"offset" = {row}')
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == left
             await produce(broker, topic, [b"10"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert await read_all(broker, topic) == [*left, (10, b"10")]
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
             await produce(broker, topic, [b"11"])
-            assert (await broker.roll(INTERNAL, topic)).sealed == {0: 12}
+            assert (await broker.topics.tables.roll(INTERNAL, topic)).sealed == {0: 12}
 
     run(scenario())
 
@@ -924,17 +940,17 @@ def test_records_of_a_topic_that_is_missing_are_not_given_up(tmp_path: Path) -> 
         data, topic_id = tmp_path / "after", topic.topic_id
         (data / "topics" / "t").rename(tmp_path / "unmounted")
         async with running_broker(data) as broker:
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert problem.topic == str(topic_id)
             assert f"1 records of the topic with id {topic_id}" in problem.reason
         (tmp_path / "unmounted").rename(data / "topics" / "t")
         async with running_broker(data) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(0, b"a")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == [(0, b"a")]
 
         (data / "topics" / "t").rename(tmp_path / "unmounted")
         (data / "deleted" / str(topic_id)).mkdir(parents=True)
         async with running_broker(data) as broker:
-            assert broker.topics(INTERNAL) == []
+            assert broker.topics.served.all(INTERNAL) == []
 
     run(scenario())
 
@@ -944,10 +960,10 @@ def test_a_deleted_topic_is_not_missed(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a"])
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
         for remembered in ([topic.topic_id], []):
             async with running_broker(tmp_path) as broker:
-                assert broker.topics(INTERNAL) == []
+                assert broker.topics.served.all(INTERNAL) == []
                 assert list((tmp_path / "deleted").iterdir()) == [tmp_path / "deleted" / str(i) for i in remembered]
 
     run(scenario())
@@ -961,7 +977,7 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
     """Finish a deletion: otherwise its records stay in the journal, and the store throttles all clients until a
     restart.
     """
-    monkeypatch.setattr("logstore.broker.removals.RETRY_S", 0.2 if by == "itself" else 1000.0)
+    monkeypatch.setattr("logstore.broker.topics.removals.RETRY_S", 0.2 if by == "itself" else 1000.0)
     filesystem = FaultyFileSystem()
 
     async def scenario() -> None:
@@ -971,20 +987,20 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
             async def listener(topic: Topic) -> None:
                 told.append(topic)
 
-            broker.topic_deleted_listeners.append(listener)
+            broker.topics.served.removals.listeners.append(listener)
             other, topic = await new_topic(broker, "other"), await new_topic(broker)
             await produce(broker, topic, [bytes(2_900_000)])
             filesystem.fail("sync_directory", path=str(tmp_path / directory), times=10**6)
             with pytest.raises(StorageError, match="may be there again"):
-                await broker.delete_topic(INTERNAL, "t")
+                await broker.topics.changes.delete(INTERNAL, "t")
             with pytest.raises(UnknownTopicError):
-                await broker.delete_topic(INTERNAL, "t")
+                await broker.topics.changes.delete(INTERNAL, "t")
             for name in ("t", "T"):
                 with pytest.raises(StorageError, match="may be there again"):
-                    await broker.create_topic(INTERNAL, name)
+                    await broker.topics.changes.create(INTERNAL, name)
             with pytest.raises(ThrottledError):  # a power cut may bring the topic back, so its records are still needed
                 await produce(broker, other, [bytes(200_000)])
-            assert (told, broker.topics(INTERNAL)) == ([], [other])
+            assert (told, broker.topics.served.all(INTERNAL)) == ([], [other])
             asked = filesystem.hits["sync_directory"]
             if by == "itself":
                 await eventually_async(lambda: filesystem.hits["sync_directory"] >= asked + 2)
@@ -997,7 +1013,7 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
             await produce(broker, other, [bytes(200_000)])
             await produce(broker, new, [b"new"])
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(0, b"new")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "t")) == [(0, b"new")]
 
     run(scenario())
 
@@ -1010,11 +1026,11 @@ def test_a_delete_that_could_not_be_synced_is_finished_by_the_next_start(tmp_pat
             await produce(broker, await new_topic(broker), [b"old"])
             filesystem.fail("sync_directory", path="deleted")
             with pytest.raises(StorageError):
-                await broker.delete_topic(INTERNAL, "t")
+                await broker.topics.changes.delete(INTERNAL, "t")
         again = FaultyFileSystem()
         async with running_broker(tmp_path, filesystem=again) as broker:
             assert again.hits["catalog.sync_directory"] >= 2
-            assert broker.topics(INTERNAL) == []
+            assert broker.topics.served.all(INTERNAL) == []
             assert broker.journal.needed_bytes == 0
             await produce(broker, await new_topic(broker), [b"new"])
 
@@ -1029,7 +1045,7 @@ def test_a_journal_whose_records_are_all_in_delta_takes_more(tmp_path: Path) -> 
                 await produce(broker, topic, [bytes(2_000_000)])
                 with pytest.raises(ThrottledError):
                     await produce(broker, topic, [bytes(2_000_000)])
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
 
     run(scenario())
 
@@ -1037,9 +1053,9 @@ def test_a_journal_whose_records_are_all_in_delta_takes_more(tmp_path: Path) -> 
 def test_a_bad_name_is_told_from_a_topic_that_is_not_there(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
-            assert (await broker.find_or_create_topic(INTERNAL, "made", Operation.WRITE)).name == "made"
+            assert (await broker.topics.changes.find_or_create(INTERNAL, "made", Operation.WRITE)).name == "made"
             for name in ("bad name", "MADE", "__audit"):
                 with pytest.raises(InvalidTopicError):
-                    await broker.find_or_create_topic(INTERNAL, name, Operation.WRITE)
+                    await broker.topics.changes.find_or_create(INTERNAL, name, Operation.WRITE)
 
     run(scenario())

@@ -27,8 +27,8 @@ def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> 
         clock = ManualClock()
         due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            old = await broker.create_topic(INTERNAL, "old", configs={"segment.ms": "50000"})
-            quiet = await broker.create_topic(INTERNAL, "quiet", configs={"segment.ms": "50000"})
+            old = await broker.topics.changes.create(INTERNAL, "old", configs={"segment.ms": "50000"})
+            quiet = await broker.topics.changes.create(INTERNAL, "quiet", configs={"segment.ms": "50000"})
             assert old
             assert quiet
             for topic in (old, quiet):
@@ -43,7 +43,7 @@ def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> 
             assert due.take(clock.monotonic()) == []
             clock.advance(1_100)
             assert due.take(clock.monotonic()) == [old]
-            await broker.roll(INTERNAL, old)
+            await broker.topics.tables.roll(INTERNAL, old)
             due.touch(old)
             clock.advance(1e9)
             assert due.take(clock.monotonic()) == []
@@ -56,7 +56,9 @@ def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
         clock = ManualClock()
         due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs={"segment.bytes": str(1 << 20)})
+            topic = await broker.topics.changes.create(
+                INTERNAL, "t", partitions=2, configs={"segment.bytes": str(1 << 20)}
+            )
             assert topic
             for partition in (1, 0, 1):
                 assert due.take(clock.monotonic()) == []
@@ -73,10 +75,12 @@ def test_records_being_fsynced_are_not_forgotten(tmp_path: Path) -> None:
         due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         filesystem = HookedFileSystem()
         async with running_broker(tmp_path, clock=clock, filesystem=filesystem) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             assert topic
             filesystem.at("journal.written", lambda: synced.wait(30))
-            producing = asyncio.create_task(broker.produce(INTERNAL, topic, records([b"a"]), partition=0))
+            producing = asyncio.create_task(
+                broker.produce.records.produce(INTERNAL, topic, records([b"a"]), partition=0)
+            )
             await eventually_async(lambda: "journal.written" in filesystem.points)
             due.appended(topic, [0])
             assert due.take(clock.monotonic()) == []
@@ -94,12 +98,12 @@ def test_records_that_followers_do_not_have_are_not_forgotten(tmp_path: Path) ->
         clock = ManualClock()
         due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             assert topic
             (log,) = topic.partitions
             replicas = InSyncReplicas(1, (1, 2), (1, 2), min_in_sync=lambda: 1, now=clock.monotonic())
             log.become_leader(log.leader_epoch + 1, replicas)
-            await broker.produce(INTERNAL, topic, records([b"a"]), partition=0, acks=1)
+            await broker.produce.records.produce(INTERNAL, topic, records([b"a"]), partition=0, acks=1)
             due.appended(topic, [0])
             assert due.take(clock.monotonic()) == []
             log.require_leader().fetched(2, 1, log.log_end_offset, clock.monotonic())
@@ -115,12 +119,12 @@ def test_a_shorter_segment_ms_counts_from_its_change(tmp_path: Path) -> None:
         clock = ManualClock()
         due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             assert topic
             await produce(broker, topic, [b"a"])
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
-            await broker.alter_configs(INTERNAL, "t", {"segment.ms": "1000"})
+            await broker.topics.changes.alter_configs(INTERNAL, "t", {"segment.ms": "1000"})
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
             clock.advance(1_100)
@@ -134,12 +138,12 @@ def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
         clock = ManualClock()
         due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             assert topic
             await produce(broker, topic, [b"a"])
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             clock.advance(61_000)
             assert due.take(clock.monotonic()) == []
 
@@ -157,17 +161,17 @@ def test_a_topic_is_due_once_all_its_records_have_expired(tmp_path: Path) -> Non
             by_policy: dict[str, Topic] = {}
             for policy in ("delete", "compact", "compact,delete"):
                 configs = {**a_month, "retention.ms": "1h", "cleanup.policy": policy}
-                made = await broker.create_topic(INTERNAL, policy.replace(",", "-"), configs=configs)
+                made = await broker.topics.changes.create(INTERNAL, policy.replace(",", "-"), configs=configs)
                 assert made
                 by_policy[policy] = made
-            forever = await broker.create_topic(INTERNAL, "forever", configs=a_month)
+            forever = await broker.topics.changes.create(INTERNAL, "forever", configs=a_month)
             assert forever
             topics = [*by_policy.values(), forever]
 
             async def append(timestamp_ms: int) -> None:
                 for topic in topics:
                     batch = records([b"a"], keys=[b"k"], timestamp=timestamp_ms)
-                    (await broker.produce(INTERNAL, topic, batch, partition=0)).require_stored()
+                    (await broker.produce.records.produce(INTERNAL, topic, batch, partition=0)).require_stored()
                     due.appended(topic, [0])
 
             def due_after(milliseconds: float) -> set[str]:
@@ -179,13 +183,13 @@ def test_a_topic_is_due_once_all_its_records_have_expired(tmp_path: Path) -> Non
             assert due_after(3_599_000) == set(), "one record is younger than retention.ms"
             assert due_after(61_000) == {"delete", "compact-delete"}
             for topic in topics:
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
 
             await append(clock.now_ms() - 7_200_000)
             assert due_after(299_000) == set(), "what comes expired waits for the check interval"
             assert due_after(1_100) == {"delete", "compact-delete"}
             for name in ("delete", "compact,delete"):
-                await broker.roll(INTERNAL, by_policy[name])
+                await broker.topics.tables.roll(INTERNAL, by_policy[name])
                 due.touch(by_policy[name])
             assert due_after(1e9) == set()
 

@@ -32,7 +32,9 @@ SECRET = b"secret words of ada"
 
 async def put(broker: Broker, topic: Topic, *keys: bytes, partition: int = 0) -> None:
     values = [b"%s: %s" % (key, SECRET if key == ADA else b"plain words of bob") for key in keys]
-    result = await broker.produce(INTERNAL, topic, records(values, keys=list(keys)), partition=partition)
+    result = await broker.produce.records.produce(
+        INTERNAL, topic, records(values, keys=list(keys)), partition=partition
+    )
     result.require_stored()
 
 
@@ -62,11 +64,11 @@ async def values_of(broker: Broker, topic: Topic) -> list[bytes]:
 def test_the_bytes_leave_table_journal_and_old_files(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
-            other = await broker.create_topic(INTERNAL, "other")
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
+            other = await broker.topics.changes.create(INTERNAL, "other")
             for partition in (0, 1):
                 await put(broker, topic, ADA, BOB, partition=partition)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await put(broker, topic, BOB, ADA, BOB)
             await put(broker, other, b"idle")
             assert files_with(tmp_path, SECRET)
@@ -81,9 +83,9 @@ def test_the_bytes_leave_table_journal_and_old_files(tmp_path: Path) -> None:
             assert (await read_all(broker, topic, 0))[-1] == (5, ADA + b": " + SECRET)
         assert files_with(tmp_path, b"key-of-bob")
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert len(await read_all(broker, topic, 0)) == 4
-            assert len(await read_all(broker, broker.topic(INTERNAL, "other"))) == 1
+            assert len(await read_all(broker, broker.topics.served.topic(INTERNAL, "other"))) == 1
             assert [one.state for one in broker.erasing.reports(topic)] == ["erased"]
 
     run(scenario())
@@ -92,7 +94,7 @@ def test_the_bytes_leave_table_journal_and_old_files(tmp_path: Path) -> None:
 def test_a_dry_run_counts_and_changes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
             await put(broker, topic, ADA, BOB, ADA)
             count = broker.erasing.count(topic, await broker.erasing.begin(CLIENT, topic, [ADA], dry_run=True))
             assert count is not None
@@ -107,14 +109,14 @@ def test_a_dry_run_counts_and_changes_nothing(tmp_path: Path) -> None:
 def test_bad_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             with pytest.raises(InvalidRequestError):
                 await broker.erasing.begin(CLIENT, topic, [])
             with pytest.raises(UnknownErasureError):
                 broker.erasing.report(topic, "x")
             await erase(broker, topic, ADA)
             with pytest.raises(InvalidTopicError):
-                await broker.erasing.begin(CLIENT, broker.topic(INTERNAL, ERASURES_TOPIC), [ADA])
+                await broker.erasing.begin(CLIENT, broker.topics.served.topic(INTERNAL, ERASURES_TOPIC), [ADA])
 
     run(scenario())
 
@@ -124,10 +126,10 @@ def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> N
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             values: list[bytes | None] = [b'{"user":"%s","n":%d}' % (u, n) for n, u in enumerate([b"ada", b"bob"] * 3)]
-            (await broker.produce(INTERNAL, topic, records(values), partition=0)).require_stored()
-            await broker.roll(INTERNAL, topic)
+            (await broker.produce.records.produce(INTERNAL, topic, records(values), partition=0)).require_stored()
+            await broker.topics.tables.roll(INTERNAL, topic)
             where = parse_where('$.user == "ada" and $.n < 4')
             count = broker.erasing.count(topic, await broker.erasing.begin(CLIENT, topic, (), where, dry_run=True))
             assert count is not None
@@ -154,9 +156,9 @@ def test_the_change_data_feed_of_another_writer_is_erased(tmp_path: Path, is_by_
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB, ADA, BOB, ADA)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             table = DeltaTable(str(tmp_path / "topics" / "t"))
             table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
             table.update(updates={"value": "key"}, predicate='"offset" IN (0, 1)')
@@ -164,7 +166,7 @@ def test_the_change_data_feed_of_another_writer_is_erased(tmp_path: Path, is_by_
             table.delete('"offset" = 3')
             before = [file for file in files_with(tmp_path, b"PAR1") if "_change_data" in file]
             assert len(before) == 3
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             if is_by_key:
                 report = await erase(broker, topic, ADA)
             else:
@@ -193,16 +195,16 @@ def test_a_kill_at_each_step_is_gone_on_from(tmp_path: Path, point: str) -> None
     async def scenario() -> None:
         filesystem = FaultyFileSystem()
         async with running_broker(live, filesystem=filesystem) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await put(broker, topic, BOB, ADA)
             filesystem.at(point, lambda _: copy_of_one_moment(live, killed))
             erasure = await broker.erasing.begin(CLIENT, topic, [ADA])
             await erased(broker, topic, erasure)
             assert killed.exists(), "the point was not reached"
         async with running_broker(killed) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             await eventually_async(lambda: broker.erasing.reports(topic) != [], "the erasure is forgotten")
             report = await erased(broker, topic, erasure)
             assert (report.records, report.rewritten_count, len(report.versions)) == (2, 2, 1)
@@ -219,9 +221,9 @@ def test_a_deletion_is_durable_before_it_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         filesystem = FaultyFileSystem(data)
         async with running_broker(data, filesystem=filesystem) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             filesystem.at("erase.deleted", lambda _: filesystem.fail("segment.sync_directory"))
             await erase(broker, topic, ADA)
             assert any("sync_directory" in fault for fault in filesystem.injected)
@@ -245,21 +247,21 @@ def test_a_restore_with_its_files_is_erased_again(tmp_path: Path, when: str) -> 
     async def scenario() -> None:
         nonlocal version
         async with running_broker(data) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB)
-            version = (await broker.roll(INTERNAL, topic)).version
+            version = (await broker.topics.tables.roll(INTERNAL, topic)).version
             shutil.copytree(data / "topics" / "t", backup)
             await erase(broker, topic, ADA)
             await put(broker, topic, ADA)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             if when == "running":
                 put_back()
-                await broker.refresh(INTERNAL, topic)
+                await broker.topics.tables.refresh(INTERNAL, topic)
                 await check(broker, topic)
         if when == "stopped":
             put_back()
             async with running_broker(data) as broker:
-                await check(broker, broker.topic(INTERNAL, "t"))
+                await check(broker, broker.topics.served.topic(INTERNAL, "t"))
 
     async def check(broker: Broker, topic: Topic) -> None:
         assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob", ADA + b": " + SECRET]
@@ -297,14 +299,14 @@ def test_a_restore_to_files_that_an_erasure_deletes_meanwhile_is_undone_for_thes
     async def scenario() -> None:
         nonlocal version, files_before
         async with running_broker(data) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
             for _ in range(2):
                 await put(broker, topic, ADA, BOB)
                 await put(broker, topic, BOB, partition=1)
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             if is_optimized:
                 DeltaTable(str(table)).optimize.compact()
-                await broker.refresh(INTERNAL, topic)
+                await broker.topics.tables.refresh(INTERNAL, topic)
             version = DeltaTable(str(table)).version()
             files_before = [str(table / path) for path in topic.table.snapshot().paths]
             kept.mkdir()
@@ -312,15 +314,15 @@ def test_a_restore_to_files_that_an_erasure_deletes_meanwhile_is_undone_for_thes
                 shutil.copy(file, kept)
             await erase(broker, topic, ADA)
             await put(broker, topic, BOB)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             if when == "running":
                 restore()
-                await broker.refresh(INTERNAL, topic)
+                await broker.topics.tables.refresh(INTERNAL, topic)
                 await check(broker, topic)
         if when == "stopped":
             restore()
             async with running_broker(data) as broker:
-                await check(broker, broker.topic(INTERNAL, "t"))
+                await check(broker, broker.topics.served.topic(INTERNAL, "t"))
 
     async def check(broker: Broker, topic: Topic) -> None:
         assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"] * 5
@@ -328,7 +330,7 @@ def test_a_restore_to_files_that_an_erasure_deletes_meanwhile_is_undone_for_thes
         assert all((table / path).exists() for path in topic.table.snapshot().paths)
         assert files_with(data, SECRET) == []
         await put(broker, topic, ADA)
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
         await erase(broker, topic, ADA)
 
     version, files_before = 0, list[str]()
@@ -345,16 +347,16 @@ def test_a_restore_before_an_erasure_is_known_to_be_committed_is_erased_again(
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB, b"cy")
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await erase(broker, topic, b"cy")
             erase_from_table = broker.erasing._erase_from_table
 
             async def and_restore(topic: Topic, record: Erasure, progress: ErasureProgress) -> TableErasure:
                 done = await erase_from_table(topic, record, progress)
                 DeltaTable(path).restore(topic.version - 1)
-                await broker.refresh(INTERNAL, topic)
+                await broker.topics.tables.refresh(INTERNAL, topic)
                 return done
 
             monkeypatch.setattr(broker.erasing, "_erase_from_table", and_restore)
@@ -375,7 +377,7 @@ def test_an_erasure_that_waits_before_its_commit_holds_up_those_behind_it(
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB, b"cy")
             roll_to_end = broker.erasing._roll_to_end
 
@@ -419,7 +421,7 @@ def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: p
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB, b"cy")
             monkeypatch.setattr(erasing, "find_offsets", slowly)
             by_expression = await broker.erasing.begin(CLIENT, topic, (), parse_where("key == 'key-of-ada'"))
@@ -438,22 +440,22 @@ def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: p
 def test_a_file_that_is_not_served_holds_up_an_erasure_and_no_roll(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             await put(broker, topic, ADA, BOB)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await erase(broker, topic, ADA)
             path = str(tmp_path / "topics" / "t")
             write_deltalake(path, DeltaTable(path).to_pyarrow_table(), mode="append")  # offset 1 exists already
             await put(broker, topic, b"cy")
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             erasure = await broker.erasing.begin(CLIENT, topic, [b"cy"])
             await eventually_async(
                 lambda: "drop-foreign-files" in (broker.erasing.report(topic, erasure)[2] or ""), "it does not wait"
             )
             await put(broker, topic, BOB)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert len(await values_of(broker, topic)) == 2
-            await broker.drop_foreign_files(INTERNAL, topic)
+            await broker.topics.tables.drop_foreign_files(INTERNAL, topic)
             await erased(broker, topic, erasure)
 
     run(scenario())
@@ -467,9 +469,9 @@ def test_a_backup_of_the_whole_store_is_erased_again(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with running_broker(data) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs={"segment.ms": "3600000"})
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs={"segment.ms": "3600000"})
             await put(broker, topic, ADA, BOB)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await put(broker, topic, BOB, ADA)
             copy_of_one_moment(data, backup)
             await put(broker, topic, BOB, ADA, BOB)
@@ -477,12 +479,12 @@ def test_a_backup_of_the_whole_store_is_erased_again(tmp_path: Path) -> None:
         shutil.copytree(data / "topics" / ERASURES_TOPIC, backup / "topics" / ERASURES_TOPIC)
         assert files_with(backup / "brokers", SECRET)
         async with running_broker(backup) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"] * 2
             # The offsets are those of the erasure, but a later leader gives them to new records.
             await put(broker, topic, ADA)
             assert files_with(backup / "brokers", SECRET) != []
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert len(await values_of(broker, topic)) == 3
             await eventually_async(
                 lambda: len(files_with(backup / "topics", SECRET)) == 1, "the files of the backup are there"
@@ -494,7 +496,7 @@ def test_a_backup_of_the_whole_store_is_erased_again(tmp_path: Path) -> None:
 def test_an_erasure_beside_produce_and_rolls(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
             stop = asyncio.Event()
 
             async def load() -> int:
@@ -502,7 +504,7 @@ def test_an_erasure_beside_produce_and_rolls(tmp_path: Path) -> None:
                 while not stop.is_set():
                     await put(broker, topic, BOB, partition=count % 2)
                     if count % 7 == 0:
-                        await broker.roll(INTERNAL, topic)
+                        await broker.topics.tables.roll(INTERNAL, topic)
                     count += 1
                 return count
 
@@ -524,11 +526,11 @@ def test_deleted_records_leave_the_journal_in_time(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with running_broker(tmp_path, journal_roll_ms=1_000) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
-            other = await broker.create_topic(INTERNAL, "other", configs={"segment.ms": "3600000"})
+            topic = await broker.topics.changes.create(INTERNAL, "t")
+            other = await broker.topics.changes.create(INTERNAL, "other", configs={"segment.ms": "3600000"})
             await put(broker, topic, ADA)
             await put(broker, other, BOB)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await eventually_async(lambda: files_with(tmp_path / "brokers", SECRET) == [], "still in the journal")
             assert len(await read_all(broker, other)) == 1
             assert files_with(tmp_path / "brokers", BOB)

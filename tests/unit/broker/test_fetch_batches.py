@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.batch_producing import TopicBatches
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, WantedPartition
+from logstore.broker.fetch.fetching import FetchLimits, WantedPartition
+from logstore.broker.produce.batches import TopicBatches
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, UnknownTopicError
 from logstore.kafka_batches.encoding import encode_batch
 from logstore.kafka_batches.header import Compression
 from logstore.log import kafka_records
+from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import ProducerIdentity
 from tests.support import foreign_writers as others
@@ -40,7 +41,7 @@ def test_from_every_offset_the_records_are_those_over_http(tmp_path: Path, sourc
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             configs = {**NEVER, "message.timestamp.type": timestamp_type}
-            topic = await broker.create_topic(INTERNAL, "t", configs=configs)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=configs)
             assert topic is not None
             for write in SOURCES[source]:
                 await write(broker, topic, rng)
@@ -58,14 +59,14 @@ def test_from_every_offset_the_records_are_those_over_http(tmp_path: Path, sourc
 
 
 async def new_topic(broker: Broker, **configs: str) -> Topic:
-    topic = await broker.create_topic(INTERNAL, "t", configs={**NEVER, **configs})
+    topic = await broker.topics.changes.create(INTERNAL, "t", configs={**NEVER, **configs})
     assert topic is not None
     return topic
 
 
 async def produce_rows(broker: Broker, topic: Topic, rows: list[Row], identity: ProducerIdentity | None = None) -> None:
     decoded = DecodedRecords(wire_batch(rows), None)
-    (await broker.produce(INTERNAL, topic, decoded, partition=0, identity=identity)).require_stored()
+    (await broker.produce.records.produce(INTERNAL, topic, decoded, partition=0, identity=identity)).require_stored()
 
 
 def test_a_batch_of_a_client_goes_out_as_it_came(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_batch_of_a_client_goes_out_as_it_came(tmp_path: Path) -> None:
             topic = await new_topic(broker)
             for _ in range(3):
                 wanted = [TopicBatches("t", [(0, sent)])]
-                assert (await broker.produce_batches(INTERNAL, wanted, acks=-1, timeout_ms=9_000)).outcomes[0]
+                assert (await broker.produce.batches.produce(INTERNAL, wanted, acks=-1, timeout_ms=9_000)).outcomes[0]
             answer = await fetch_one(broker, topic, 25)
             placed, records, *_ = answer.records
             # The records are still in the buffer into which the journal was read.
@@ -96,7 +97,7 @@ def test_small_frames_are_one_batch_and_those_of_producers_are_batches(tmp_path:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             rows = [Row(7, b"k", b"v", None)]
-            producer = await broker.init_producer(INTERNAL)
+            producer = await broker.produce.records.init_producer(INTERNAL)
             for sequence in (None, None, None, 0, 1, None):
                 identity = None
                 if sequence is not None:
@@ -134,7 +135,7 @@ def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
     expected: dict[int, tuple[bool, int]] = {}
 
     async def write(broker: Broker, topic: Topic, timestamp_type: str) -> None:
-        await broker.alter_configs(INTERNAL, "t", {"message.timestamp.type": timestamp_type})
+        await broker.topics.changes.alter_configs(INTERNAL, "t", {"message.timestamp.type": timestamp_type})
         is_append_time = timestamp_type == "LogAppendTime"
         for number in range(3):
             clock.advance(2 if number else 0)
@@ -142,7 +143,7 @@ def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
             rows = [Row(7 + number, b"k", b"v", None)] * 2
             await produce_rows(broker, topic, rows)
             sent = encode_batch(log_batch(rows, range(2)), leader_epoch=-1)
-            produced = await broker.produce_batches(INTERNAL, [TopicBatches("t", [(0, sent)])])
+            produced = await broker.produce.batches.produce(INTERNAL, [TopicBatches("t", [(0, sent)])])
             assert produced.outcomes[0][0].error is None
             time = clock.now_ms() if is_append_time else 7 + number
             expected.update(dict.fromkeys(range(first, first + 4), (is_append_time, time)))
@@ -163,22 +164,22 @@ def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
             # One roll has both kinds, and one kind is in several rolls.
             for timestamp_type in ("CreateTime", "LogAppendTime", "LogAppendTime"):
                 await write(broker, topic, timestamp_type)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             for timestamp_type in ("LogAppendTime", "CreateTime", "LogAppendTime", "LogAppendTime"):
                 await write(broker, topic, timestamp_type)
                 await check(broker, topic)
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             await check(broker, topic)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             await check(broker, topic)
             merge(KeyedTopic(tmp_path, "t", topic.table), clock.now_ms())
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert len(topic.partition(0).segments.files) < 5
             await check(broker, topic)
             # Another writer does not know the kind, and may have changed the times.
             others.z_order(path_of(topic.table))
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             expected.update({at: (False, time) for at, (_, time) in expected.items()})
             await check(broker, topic)
 
@@ -190,15 +191,15 @@ def test_a_batch_has_one_leader_epoch(tmp_path: Path, *, in_one_file: bool) -> N
     async def scenario() -> None:
         for start in range(3):
             async with running_broker(tmp_path) as broker:
-                topic = broker.topic(INTERNAL, "t") if start else await new_topic(broker)
+                topic = broker.topics.served.topic(INTERNAL, "t") if start else await new_topic(broker)
                 await produce_rows(broker, topic, [Row(7, None, b"v", None)] * 4)
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             log = topic.partition(0)
             if in_one_file:
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
                 others.optimize(path_of(topic.table))
-                await broker.refresh(INTERNAL, topic)
+                await broker.topics.tables.refresh(INTERNAL, topic)
                 assert len(log.segments.files) == 1
             for offset in range(12):
                 batches = await consume(broker, topic, offset)
@@ -219,9 +220,9 @@ def test_a_gap_of_any_width_is_crossed(tmp_path: Path, monkeypatch: pytest.Monke
             topic = await new_topic(broker)
             for _ in range(3):
                 await produce_rows(broker, topic, [Row(7, None, b"v", None)] * 10)
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             others.delete(path_of(topic.table), '"offset" > 3 AND "offset" != 17')
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             batches = await consume(broker, topic, 0)
             assert [*rows_from(batches, 0)] == [0, 1, 2, 3, 17]
             assert max(header.last_offset_delta for header, _ in batches) < offsets_max
@@ -242,12 +243,12 @@ def test_errors_and_room_are_those_of_every_fetch(tmp_path: Path) -> None:
             topic = await new_topic(broker)
             await produce_rows(broker, topic, [Row(7, None, b"v" * 1_000, None)] * 10)
             limits = FetchLimits(MIB, MIB, 1, 0)
-            deleted = await broker.create_topic(INTERNAL, "u")
+            deleted = await broker.topics.changes.create(INTERNAL, "u")
             assert deleted is not None
             gone = WantedPartition(deleted, deleted.partition(0), 0)
-            await broker.delete_topic(INTERNAL, "u")
+            await broker.topics.changes.delete(INTERNAL, "u")
             wanted = [gone, *(WantedPartition(topic, topic.partition(0), offset) for offset in (0, 11))]
-            fetched = await broker.fetch_batches(INTERNAL, wanted, limits)
+            fetched = await broker.fetch.batches(INTERNAL, wanted, limits)
             assert isinstance(fetched.answers[0], UnknownTopicError)
             found = fetched.answers[1]
             assert not isinstance(found, LogStoreError)
@@ -268,7 +269,7 @@ def test_frames_that_inflate_to_more_than_is_wanted_wait_for_the_next_fetch(tmp_
             topic = await new_topic(broker)
             for _ in range(5):
                 decoded = DecodedRecords(batch, None, verbatim=compressed_payload(batch, "zstd"))
-                (await broker.produce(INTERNAL, topic, decoded, partition=0)).require_stored()
+                (await broker.produce.records.produce(INTERNAL, topic, decoded, partition=0)).require_stored()
             assert topic.partition(0).unsealed_bytes < 50_000
             answer = await fetch_one(broker, topic, 0, max_bytes=250_000)
             assert (answer.next_offset, answer.count) == (20, 20)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.broker import Broker, FetchResult
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import Fetched, FetchLimits, FetchPartition
 from logstore.errors import (
     LogStoreError,
     OffsetOutOfRangeError,
@@ -20,6 +20,7 @@ from logstore.errors import (
     UnknownTopicError,
     UnknownTopicIdError,
 )
+from logstore.log.log_reader import FetchResult
 from logstore.log.topic import Topic
 from tests.support.authorizer_views import Denied
 from tests.support.eventually import loop_turns
@@ -33,7 +34,9 @@ LIMITS = {"queued_max_request_bytes": 4 * MIB, "max_request_size": 4 * MIB}
 @asynccontextmanager
 async def store(tmp_path: Path, partitions: int = 1) -> AsyncIterator[tuple[Broker, Topic]]:
     async with running_broker(tmp_path, **LIMITS) as broker:
-        topic = await broker.create_topic(INTERNAL, "t", partitions=partitions, configs={"segment.ms": "100000000"})
+        topic = await broker.topics.changes.create(
+            INTERNAL, "t", partitions=partitions, configs={"segment.ms": "100000000"}
+        )
         assert topic is not None
         yield broker, topic
 
@@ -70,7 +73,7 @@ def count_reads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 async def until_waiting(broker: Broker, partition: int = 0) -> None:
     async with asyncio.timeout(30):
-        while broker.topic(INTERNAL, "t").partition(partition)._high_watermark._readers is None:  # noqa: ASYNC110
+        while broker.topics.served.topic(INTERNAL, "t").partition(partition)._high_watermark._readers is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -82,7 +85,7 @@ def test_many_readers_that_wait_for_many_bytes_hold_none_and_read_once(
             await produce(broker, topic, [bytes(900_000)])
             reads = count_reads(broker, monkeypatch)
             wanted = limits(max_bytes=2 * MIB, max_partition_bytes=2 * MIB, min_bytes=2_500_000)
-            polls = [asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), wanted)) for _ in range(50)]
+            polls = [asyncio.create_task(broker.fetch.stored(INTERNAL, places(0), wanted)) for _ in range(50)]
             await until_waiting(broker)
             await produce(broker, topic, [bytes(300_000)])
             for _ in range(100):
@@ -107,7 +110,7 @@ def test_many_readers_that_wait_for_many_bytes_hold_none_and_read_once(
 
 
 @pytest.mark.parametrize("rolled", [False, True], ids=["tail", "history"])
-@pytest.mark.parametrize("form", ["fetch_stored", "fetch_records"])
+@pytest.mark.parametrize("form", ["stored", "records"])
 def test_answers_at_once_stay_within_the_bound_and_the_others_are_refused(
     tmp_path: Path, form: str, rolled: bool
 ) -> None:
@@ -116,13 +119,13 @@ def test_answers_at_once_stay_within_the_bound_and_the_others_are_refused(
             for _ in range(4):
                 await produce(broker, topic, [bytes(600_000)])
             if rolled:
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             answers = broker.admission.answers
             wanted = limits(max_bytes=2 * MIB, max_partition_bytes=2 * MIB, max_wait_ms=100)
 
             async def fetch() -> Fetched | ThrottledError:
                 try:
-                    return await getattr(broker, form)(INTERNAL, places(0), wanted)
+                    return await getattr(broker.fetch, form)(INTERNAL, places(0), wanted)
                 except ThrottledError as error:
                     return error
                 finally:
@@ -130,7 +133,7 @@ def test_answers_at_once_stay_within_the_bound_and_the_others_are_refused(
 
             found = await asyncio.gather(*(fetch() for _ in range(100)))
             taken = [answer for answer in found if isinstance(answer, Fetched)]
-            if form == "fetch_records":
+            if form == "records":
                 assert len(taken) == 1, "a record is held twice while it is encoded"
             else:
                 assert len(taken) >= 2 if rolled else len(taken) == 2, "compressed, more of them fit"
@@ -149,7 +152,7 @@ def test_room_goes_to_the_first_waiter_and_a_cancelled_waiter_leaves_nothing(tmp
             await produce(broker, topic, [bytes(900_000)])
             answers = broker.admission.answers
             with answers.reserve(4 * MIB - 10):
-                polls = [asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), limits())) for _ in range(3)]
+                polls = [asyncio.create_task(broker.fetch.stored(INTERNAL, places(0), limits())) for _ in range(3)]
                 await loop_turns()
                 assert not any(poll.done() for poll in polls)
                 polls[0].cancel()
@@ -164,14 +167,14 @@ def test_room_goes_to_the_first_waiter_and_a_cancelled_waiter_leaves_nothing(tmp
 def test_a_record_of_any_partition_or_an_error_ends_the_wait(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with store(tmp_path, partitions=3) as (broker, topic):
-            poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(0, 0, 0), limits()))
+            poll = asyncio.create_task(broker.fetch.stored(INTERNAL, places(0, 0, 0), limits()))
             await until_waiting(broker, 2)
             await produce(broker, topic, [b"x"], partition=2)
             assert counts(await asyncio.wait_for(poll, 30)) == {2: 1}
 
-            poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(0, 0, 1), limits()))
+            poll = asyncio.create_task(broker.fetch.stored(INTERNAL, places(0, 0, 1), limits()))
             await until_waiting(broker)
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             assert counts(await asyncio.wait_for(poll, 30)) == dict.fromkeys(range(3), UnknownTopicError)
 
     run(scenario())
@@ -189,7 +192,7 @@ def test_errors_are_told_at_once_beside_records(tmp_path: Path) -> None:
                 FetchPartition("t", 1, 0),
                 FetchPartition("t", 1, 1),
             ]
-            fetched = await asyncio.wait_for(broker.fetch_stored(INTERNAL, wanted, limits(min_bytes=MIB)), 30)
+            fetched = await asyncio.wait_for(broker.fetch.stored(INTERNAL, wanted, limits(min_bytes=MIB)), 30)
             refused = [UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, UnknownTopicIdError]
             assert counts(fetched) == {**dict(enumerate(refused)), 4: 1}
 
@@ -205,7 +208,7 @@ def test_partitions_that_are_full_each_end_the_wait(tmp_path: Path) -> None:
                 for _ in range(3):
                     await produce(broker, topic, [bytes(10_000)], partition=partition)
             wanted = limits(max_partition_bytes=15_000, min_bytes=100_000)
-            assert counts(await asyncio.wait_for(broker.fetch_stored(INTERNAL, places(0, 0), wanted), 30)) == {
+            assert counts(await asyncio.wait_for(broker.fetch.stored(INTERNAL, places(0, 0), wanted), 30)) == {
                 0: 1,
                 1: 1,
             }
@@ -220,7 +223,7 @@ def test_history_counts_its_stored_bytes_up_to_the_end_that_is_read(tmp_path: Pa
             for n in range(10):
                 await produce(broker, topic, [b"%d" % n * 500])
             in_tail = log.stored_bytes(0, 10)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             (segment,) = log.segments
             assert log.stored_bytes(0, 10) == segment.size < in_tail
             assert log.stored_bytes(5, 10) == segment.size // 2
@@ -230,10 +233,10 @@ def test_history_counts_its_stored_bytes_up_to_the_end_that_is_read(tmp_path: Pa
             assert log.stored_bytes(11, 11) == 0
 
             wanted = limits(min_bytes=segment.size // 2 + log.stored_bytes(10, 11) + 1)
-            poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(5), wanted))
+            poll = asyncio.create_task(broker.fetch.stored(INTERNAL, places(5), wanted))
             await until_waiting(broker)
             # Bytes that were counted in the tail are not counted again in the history.
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await produce(broker, topic, [b""])
             assert counts(await asyncio.wait_for(poll, 30)) == {0: 7}
 
@@ -255,7 +258,7 @@ def test_a_reader_that_is_gone_ends_its_fetch(tmp_path: Path) -> None:
 
             wanted = limits(min_bytes=MIB)
             poll, lost = (
-                asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), wanted, gone))
+                asyncio.create_task(broker.fetch.stored(INTERNAL, places(0), wanted, gone))
                 for gone in (wants_its_answer, is_gone)
             )
             await until_waiting(broker)
@@ -274,10 +277,10 @@ def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_once(tmp_path: P
             await produce(broker, topic, [b"x"])
             forever = dataclasses.replace(limits(min_bytes=MIB), max_wait_ms=600_000)
             polls = [
-                asyncio.create_task(broker.fetch_stored(CLIENT, places(0, 0), forever)),
-                asyncio.create_task(broker.fetch_records(CLIENT, places(0, 0), forever)),
+                asyncio.create_task(broker.fetch.stored(CLIENT, places(0, 0), forever)),
+                asyncio.create_task(broker.fetch.records(CLIENT, places(0, 0), forever)),
             ]
-            of_one = broker.fetch(CLIENT, topic, 0, 1, max_bytes=MIB, min_bytes=MIB, max_wait_ms=600_000)
+            of_one = broker.fetch.partition(CLIENT, topic, 0, 1, max_bytes=MIB, min_bytes=MIB, max_wait_ms=600_000)
             poll_of_one = asyncio.create_task(of_one)
             await until_waiting(broker)
             broker.authorizer.replace(Denied({"another"}, 1))
@@ -290,7 +293,7 @@ def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_once(tmp_path: P
             with pytest.raises(TopicAuthorizationError):
                 await asyncio.wait_for(poll_of_one, 30)
             assert broker.admission.answers.reserved == 0
-            assert counts(await broker.fetch_stored(INTERNAL, places(0, 0), limits())) == {0: 1}
+            assert counts(await broker.fetch.stored(INTERNAL, places(0, 0), limits())) == {0: 1}
 
     run(scenario())
 
@@ -299,12 +302,12 @@ def test_a_topic_that_may_not_be_read_keeps_no_other_from_being_read(tmp_path: P
     async def scenario() -> None:
         async with store(tmp_path) as (broker, topic):
             await produce(broker, topic, [b"x"])
-            other = await broker.create_topic(INTERNAL, "other", partitions=1)
+            other = await broker.topics.changes.create(INTERNAL, "other", partitions=1)
             await produce(broker, other, [b"y"])
             broker.authorizer.replace(Denied({"t", "none"}, 1))
             wanted = [FetchPartition(name, 0, 0) for name in ("t", "other", "none")]
             # The same error hides whether a topic exists from a client that may not see it.
-            assert counts(await broker.fetch_stored(CLIENT, wanted, limits())) == {
+            assert counts(await broker.fetch.stored(CLIENT, wanted, limits())) == {
                 0: TopicAuthorizationError,
                 1: 1,
                 2: TopicAuthorizationError,
@@ -319,7 +322,7 @@ def test_room_that_comes_after_the_permission_went_is_no_way_to_read(tmp_path: P
             await produce(broker, topic, [b"x"])
             answers = broker.admission.answers
             held = answers.reserve(answers.limit)
-            poll = asyncio.create_task(broker.fetch_stored(CLIENT, places(0), limits()))
+            poll = asyncio.create_task(broker.fetch.stored(CLIENT, places(0), limits()))
             await loop_turns()
             broker.authorizer.replace(Denied({"t"}, 1))
             held.release()

@@ -13,11 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.problems import ProblemState
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
+from logstore.broker.topics.problems import ProblemState
 from logstore.delta.snapshot import PartitionState
 from logstore.errors import CommitRefusedError, LogStoreError, QuarantinedError, UnsupportedTableError
-from logstore.log.feature_removal import take_back
+from logstore.inspection.feature_removal import take_back
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import encode_batches, read_records
 from tests.support import deletion_vectors as vectors
@@ -37,11 +37,11 @@ ALL = list(enumerate(VALUES))
 
 
 async def three_segments(broker) -> Topic:
-    topic = await broker.create_topic(INTERNAL, "orders", partitions=2, configs=NEVER)
+    topic = await broker.topics.changes.create(INTERNAL, "orders", partitions=2, configs=NEVER)
     for begin in range(0, 30, 10):
         for partition in (0, 1):
             await produce(broker, topic, VALUES[begin : begin + 10], partition=partition)
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
     for partition in (0, 1):
         await produce(broker, topic, VALUES[30:], partition=partition)
     return topic
@@ -49,11 +49,11 @@ async def three_segments(broker) -> Topic:
 
 async def read_stored(broker, partition: int) -> list[tuple[int, bytes | None]]:
     """Read like ``read_all``, but by stored record batches, as the consumer reads them."""
-    log = broker.topic(INTERNAL, "orders").partition(partition)
+    log = broker.topics.served.topic(INTERNAL, "orders").partition(partition)
     at, found = log.log_start_offset, []
     while at < log.high_watermark:
         limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
-        fetched = await broker.fetch_stored(INTERNAL, [FetchPartition("orders", partition, at)], limits)
+        fetched = await broker.fetch.stored(INTERNAL, [FetchPartition("orders", partition, at)], limits)
         fetched.reservation.release()
         answer = fetched.answers[0]
         if isinstance(answer, LogStoreError):
@@ -181,30 +181,30 @@ def test_after_a_statement_of_another_writer_the_log_serves(tmp_path: Path, stat
             await serves(broker, with_more, refused=False)
 
     async def check(broker) -> None:
-        topic = broker.topic(INTERNAL, "orders")
+        topic = broker.topics.served.topic(INTERNAL, "orders")
         await serves(broker, [], refused=statement in REFUSED)
         for partition in (0, 1):
             assert await produce(broker, topic, [b"more"], partition=partition) == 32
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
         await serves(broker, with_more, refused=statement in REFUSED)
-        await broker.drop_foreign_files(INTERNAL, topic)
+        await broker.topics.tables.drop_foreign_files(INTERNAL, topic)
         await serves(broker, with_more, refused=False)
 
     async def serves(broker, more: list[tuple[int, bytes]], *, refused: bool) -> None:
-        topic = broker.topic(INTERNAL, "orders")
+        topic = broker.topics.served.topic(INTERNAL, "orders")
         for partition, has in ((0, [*expected, *more]), (1, [*ALL, *more])):
             assert await read_all(broker, topic, partition) == has
             assert await read_stored(broker, partition) == has
             batches = await consume(broker, topic, 0, partition)
             assert [(offset, row.value) for offset, row in rows_from(batches, 0).items()] == has
             for offset in (0, 14, 29):
-                fetched = await broker.fetch(
+                fetched = await broker.fetch.partition(
                     INTERNAL, topic, partition, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0
                 )
                 assert (fetched.count == 0 and offset < 30) or fetched.records["offset"][0].as_py() == min(
                     o for o, _ in has if o >= offset
                 )
-        states = {problem.state for problem in broker.problems(INTERNAL)}
+        states = {problem.state for problem in broker.topics.problems.all(INTERNAL)}
         assert states == ({ProblemState.FOREIGN_FILE} if refused else set())
 
     run(scenario())
@@ -219,17 +219,17 @@ def test_after_a_restore_to_a_version_before_partitions_were_added_all_of_them_a
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "orders", configs={**NEVER, "retention.ms": "-1"})
+            topic = await broker.topics.changes.create(INTERNAL, "orders", configs={**NEVER, "retention.ms": "-1"})
             await produce(broker, topic, VALUES[:20])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             old = topic.version
-            await broker.add_partitions(INTERNAL, "orders", 4)
-            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
+            await broker.topics.changes.add_partitions(INTERNAL, "orders", 4)
+            await broker.topics.changes.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
             # Partition 2 has records, partition 1 also a log start, and partition 3 never had anything.
             for partition in (0, 1, 2):
                 await produce(broker, topic, VALUES[:10], partition=partition)
-            await broker.roll(INTERNAL, topic)
-            await broker.delete_records(INTERNAL, topic, 1, 4)
+            await broker.topics.tables.roll(INTERNAL, topic)
+            await broker.topics.tables.delete_records(INTERNAL, topic, 1, 4)
             await produce(broker, topic, VALUES[10:20], partition=1)
             before.update(topic.table.snapshot().partitions)
             if not restarted:
@@ -243,8 +243,8 @@ def test_after_a_restore_to_a_version_before_partitions_were_added_all_of_them_a
                 await check(broker)
 
     async def check(broker) -> None:
-        topic = broker.topic(INTERNAL, "orders")
-        assert broker.problems(INTERNAL) == []
+        topic = broker.topics.served.topic(INTERNAL, "orders")
+        assert broker.topics.problems.all(INTERNAL) == []
         snapshot = topic.table.snapshot()
         assert (snapshot.properties["logstore.partitions"], len(topic.partitions)) == ("4", 4)
         for partition, state in before.items():
@@ -257,7 +257,7 @@ def test_after_a_restore_to_a_version_before_partitions_were_added_all_of_them_a
         assert topic.config.retention_ms == -1
         tail = await read_all(broker, topic, 3)
         assert await produce(broker, topic, [b"more"], partition=3) == len(tail)
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
         assert len(await read_all(broker, topic, 3)) == len(tail) + 1
 
     run(scenario())
@@ -274,7 +274,7 @@ def test_a_renamed_column_keeps_the_topic_from_being_served_until_it_is_named_ba
         async with running_broker(tmp_path) as broker:
             topic = await three_segments(broker)
             table = path_of(topic.table)
-            await broker.create_topic(INTERNAL, "other")
+            await broker.topics.changes.create(INTERNAL, "other")
             if not restarted:
                 await asyncio.to_thread(features.turn_on, table, "columnMapping", change=features.rename("value", "v"))
                 with pytest.raises(UnsupportedTableError):
@@ -282,25 +282,27 @@ def test_a_renamed_column_keeps_the_topic_from_being_served_until_it_is_named_ba
                 check(broker)
                 for partition in (0, 1):
                     with pytest.raises(QuarantinedError, match="value was renamed to v"):
-                        await broker.fetch(INTERNAL, topic, partition, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                        await broker.fetch.partition(
+                            INTERNAL, topic, partition, 0, max_bytes=1, min_bytes=1, max_wait_ms=0
+                        )
                     with pytest.raises(QuarantinedError):
                         await produce(broker, topic, [b"no"], partition=partition)
                 await asyncio.to_thread(name_back, table)
                 await broker._roller.refresh(topic)
-                assert broker.problems(INTERNAL) == []
+                assert broker.topics.problems.all(INTERNAL) == []
                 assert await read_all(broker, topic) == ALL
         if restarted:
             features.turn_on(table, "columnMapping", change=features.rename("value", "v"))
             async with running_broker(tmp_path) as broker:
                 check(broker)
-                assert await produce(broker, broker.topic(INTERNAL, "other"), [b"x"]) == 0
+                assert await produce(broker, broker.topics.served.topic(INTERNAL, "other"), [b"x"]) == 0
             name_back(table)
         async with running_broker(tmp_path) as broker:
-            assert broker.problems(INTERNAL) == []
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
+            assert broker.topics.problems.all(INTERNAL) == []
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == ALL
 
     def check(broker) -> None:
-        problems = [problem for problem in broker.problems(INTERNAL) if problem.topic == "orders"]
+        problems = [problem for problem in broker.topics.problems.all(INTERNAL) if problem.topic == "orders"]
         assert {problem.state for problem in problems} == {ProblemState.QUARANTINED}
         for problem in problems:
             assert "column mapping (its column value was renamed to v)" in problem.reason
@@ -320,12 +322,12 @@ def test_a_feature_of_writers_keeps_rolls_back_and_nobody_from_reading(tmp_path:
             await broker._roller.refresh(topic)
             assert await read_all(broker, topic) == ALL
             with pytest.raises(CommitRefusedError, match=r"check constraints.*logstore topic take-feature-back orders"):
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             taken = await asyncio.to_thread(take_back, topic.table, "orders", None, lambda _: topic.config, 1)
             assert taken.features == ("checkConstraints",)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == ALL
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
@@ -337,15 +339,15 @@ def test_features_that_users_have_on_by_default_stop_nothing(tmp_path: Path) -> 
         async with running_broker(tmp_path) as broker:
             topic = await three_segments(broker)
             await asyncio.to_thread(features.turn_on, path_of(topic.table), *on, "changeDataFeed", "typeWidening")
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await asyncio.to_thread(vectors.delete, path_of(topic.table), [3, 30])
-            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
-            await broker.add_partitions(INTERNAL, "orders", 3)
+            await broker.topics.changes.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
+            await broker.topics.changes.add_partitions(INTERNAL, "orders", 3)
             await broker._roller.refresh(topic)
             assert await read_all(broker, topic) == without([3, 30])
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == without([3, 30])
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == without([3, 30])
 
     run(scenario())
 
@@ -365,16 +367,16 @@ def test_a_damaged_vector_is_a_problem_of_its_topic(tmp_path: Path, gone: bool) 
             await broker._roller.refresh(topic)
             with pytest.raises(LogStoreError):
                 await read_all(broker, topic)
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.UNREADABLE)
             assert "deletion_vector" in problem.reason or "deletion vector" in problem.reason
             assert await read_all(broker, topic, 1) == ALL
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             vector.write_bytes(whole)
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "orders")
+            topic = broker.topics.served.topic(INTERNAL, "orders")
             assert await read_all(broker, topic) == without([13])
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
@@ -383,16 +385,16 @@ def test_an_append_only_table_is_told_of_where_records_would_be_removed(tmp_path
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_segments(broker)
-            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
+            await broker.topics.changes.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
             await asyncio.to_thread(features.turn_on, path_of(topic.table), "appendOnly")
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await broker._roller.refresh(topic)
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.state, problem.partition) == (ProblemState.APPEND_ONLY, None)
             assert "retention removes no record" in problem.reason
             assert "UNSET TBLPROPERTIES ('delta.appendOnly')" in problem.remedy
-            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "-1"})
-            assert broker.problems(INTERNAL) == []
+            await broker.topics.changes.alter_configs(INTERNAL, "orders", {"retention.ms": "-1"})
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
@@ -410,7 +412,7 @@ def test_records_that_were_dropped_and_vacuumed_are_missing(tmp_path: Path) -> N
             for path in sorted(before - set(DeltaTable(str(table)).file_uris()))[:1]:
                 await asyncio.to_thread(Path(path).unlink)
             await broker._roller.refresh(topic)
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert problem.state is ProblemState.RECORDS_MISSING
             assert "Offsets 10 to 19 of orders-0 are missing: RESTORE in version 4" in problem.reason
             assert await read_all(broker, topic, 1) == ALL
@@ -435,8 +437,8 @@ def test_an_overwrite_does_not_bring_back_records_that_a_statement_changed_after
         others.overwrite(table, _rows(table).slice(0, 0))
 
     async def check(broker) -> None:
-        topic = broker.topic(INTERNAL, "orders")
-        (problem,) = broker.problems(INTERNAL)
+        topic = broker.topics.served.topic(INTERNAL, "orders")
+        (problem,) = broker.topics.problems.all(INTERNAL)
         assert problem.state is ProblemState.RECORDS_MISSING
         last = 31 if restarted else 29  # the stop rolled two more
         assert f"Offsets 0 to {last} of orders-0 are missing: WRITE in version {before[0] + 1}" in problem.reason
@@ -448,7 +450,7 @@ def test_an_overwrite_does_not_bring_back_records_that_a_statement_changed_after
         await broker._roller.refresh(topic)
         expected = changed([3]) if statement == "update" else without([3])
         assert await read_all(broker, topic, 0) == expected
-        assert broker.problems(INTERNAL) == []
+        assert broker.topics.problems.all(INTERNAL) == []
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -501,11 +503,11 @@ def test_a_restore_to_after_a_delete_deletes_again(tmp_path: Path) -> None:
             after = others.version(table)
             for back, expected in ((before, ALL), (2, ALL), (after, without([12, 29])), (before, ALL)):
                 others.restore(table, back)
-                await broker.refresh(INTERNAL, topic)
+                await broker.topics.tables.refresh(INTERNAL, topic)
                 assert await read_all(broker, topic) == expected
             others.restore(table, after)
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == without([12, 29])
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == without([12, 29])
 
     run(scenario())
 
@@ -519,15 +521,15 @@ def test_a_restore_to_a_restore_brings_back_what_was_merged_since(tmp_path: Path
             table = path_of(topic.table)
             others.restore(table, 2)
             restored = others.version(table)
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == ALL
             snapshot = topic.table.snapshot()
             files = list(snapshot.segments(0))
             rewrite_files(topic.table, 0, [f.path for f in files], [joined(topic.table, files)], data_change=False)
             others.restore(table, restored)
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == ALL
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
@@ -546,9 +548,9 @@ def test_a_restore_as_the_page_on_tables_has_it(tmp_path: Path, back: int, value
             others.delete(table, 'partition = 0 AND "offset" IN (5, 26)')
             assert others.version(table) == 5
             others.restore(table, back)
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == (changed([25]) if value == "new" else ALL)
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
@@ -562,12 +564,12 @@ def test_a_restore_to_before_a_merge_whose_first_records_were_deleted(tmp_path: 
             table = path_of(topic.table)
             files = topic.partition(0).segments.files
             rewrite_files(topic.table, 0, [f.path for f in files], [joined(topic.table, files)], data_change=False)
-            await broker.delete_records(INTERNAL, topic, 0, 10)
+            await broker.topics.tables.delete_records(INTERNAL, topic, 0, 10)
             others.restore(table, 1)
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == ALL[10:]
             await produce(broker, topic, [b"next"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
 
     run(scenario())
 
@@ -581,14 +583,14 @@ def test_a_restore_takes_deleted_offsets_within_a_larger_file_for_deleted(tmp_pa
             table = path_of(topic.table)
             others.delete(table, 'partition = 0 AND "offset" >= 5 AND "offset" < 15')
             back = others.version(table)
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             others.optimize(table)
-            await broker.refresh(INTERNAL, topic)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             others.restore(table, back)
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == without(range(5, 15))
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == without(range(5, 15))
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == without(range(5, 15))
 
     run(scenario())

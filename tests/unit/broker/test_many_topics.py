@@ -49,17 +49,17 @@ def test_a_start_has_delta_rs_open_no_table_not_even_those_that_others_wrote_to(
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             for name in TOPICS:
-                topic = await broker.create_topic(INTERNAL, name)
+                topic = await broker.topics.changes.create(INTERNAL, name)
                 assert topic
                 await produce(broker, topic, [b"a", b"b"])
-            paths = [path_of(broker.topic(INTERNAL, name).table) for name in others]
+            paths = [path_of(broker.topics.served.topic(INTERNAL, name).table) for name in others]
         for path in paths:
             deltalake.DeltaTable(path).alter.set_table_properties({"a": "b"}, raise_if_not_exists=False)
         opened.clear()
         async with running_broker(tmp_path) as broker:
             assert opened == {}
             for name in (TOPICS[0], TOPICS[-1]):
-                assert await read_all(broker, broker.topic(INTERNAL, name)) == [(0, b"a"), (1, b"b")]
+                assert await read_all(broker, broker.topics.served.topic(INTERNAL, name)) == [(0, b"a"), (1, b"b")]
 
     run(scenario())
 
@@ -86,7 +86,7 @@ class Looks:
 
 def make_old(broker: Broker) -> None:
     """Set the last change of all tables' logs to an hour ago."""
-    for topic in broker.topics(INTERNAL):
+    for topic in broker.topics.served.all(INTERNAL):
         log = path_of(topic.table) / "_delta_log"
         then = log.stat().st_mtime_ns - 3600 * 10**9
         os.utime(log, ns=(then, then))
@@ -98,10 +98,10 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             for name in TOPICS[:20]:
-                topic = await broker.create_topic(INTERNAL, name)
+                topic = await broker.topics.changes.create(INTERNAL, name)
                 assert topic
                 await produce(broker, topic, [b"a", b"b"])
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             make_old(broker)
             await eventually_async(lambda: len(broker._schedule._seen) == 20)
             looks = Looks(monkeypatch)
@@ -109,7 +109,7 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
             await eventually_async(lambda: looks.passes == begun + 20)
             # Each pass looks at one, so all have their turn, including those whose change left no trace.
             assert 1 <= len(looks.names) <= looks.passes + 1
-            overwritten = broker.topic(INTERNAL, TOPICS[7])
+            overwritten = broker.topics.served.topic(INTERNAL, TOPICS[7])
             overwrite_entry(overwritten.table, overwritten.version)
             await eventually_async(lambda: overwritten.version == 2)
             assert deltalake.DeltaTable(path_of(overwritten.table)).to_pyarrow_table().num_rows == 2
@@ -128,7 +128,7 @@ def test_a_change_in_the_moment_of_the_last_one_is_not_passed_over(tmp_path: Pat
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             assert topic
             assert topic.table.log_mark() is None, "too young to tell"
             make_old(broker)
@@ -148,7 +148,7 @@ def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkey
     async def scenario() -> None:
         broker = await start_broker(Settings(data=tmp_path), clock=clock, filesystem=filesystem)
         for name in TOPICS[:5]:
-            topic = await broker.create_topic(INTERNAL, name)
+            topic = await broker.topics.changes.create(INTERNAL, name)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
         filesystem.at("delta.committed", lambda: clock.advance(4_000), lambda: clock.advance(4_000))
@@ -157,11 +157,11 @@ def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkey
         (said,) = [line for line in lines if line["event"] == "broker.left_in_journal_at_stop"]
         assert (said["topics"], said["records"]) == (3, 6)
         async with running_broker(tmp_path, clock=clock) as broker:
-            sealed = [broker.topic(INTERNAL, name).partition(0).sealed_offset for name in TOPICS[:5]]
+            sealed = [broker.topics.served.topic(INTERNAL, name).partition(0).sealed_offset for name in TOPICS[:5]]
             assert sealed == [2, 2, 0, 0, 0]
             for name in TOPICS[:5]:
-                assert await read_all(broker, broker.topic(INTERNAL, name)) == [(0, b"a"), (1, b"b")]
+                assert await read_all(broker, broker.topics.served.topic(INTERNAL, name)) == [(0, b"a"), (1, b"b")]
             clock.advance(60_000)
-            await eventually_async(lambda: not any(topic.has_unsealed for topic in broker.topics(INTERNAL)))
+            await eventually_async(lambda: not any(topic.has_unsealed for topic in broker.topics.served.all(INTERNAL)))
 
     run(scenario())

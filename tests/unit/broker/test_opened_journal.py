@@ -44,7 +44,7 @@ def test_a_journal_that_cannot_be_understood_leaves_no_file_open(
 ) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            await broker.create_topic(INTERNAL, "t")
+            await broker.topics.changes.create(INTERNAL, "t")
 
     def refuse(_: object) -> None:
         raise CorruptionError("a snapshot does not parse")
@@ -82,11 +82,13 @@ def test_a_journal_that_is_gone_or_older_is_refused_until_it_is_back_or_given_up
     async def serve(*values: bytes, seal: bool = False, new_journal: bool = False) -> list[bytes | None]:
         """Store the values and return all; with ``seal``, store them in a new topic whose table then has them."""
         async with running_broker(data, new_journal=new_journal) as broker:
-            topic = await broker.create_topic(INTERNAL, "t") if seal else broker.topic(INTERNAL, "t")
+            topic = (
+                await broker.topics.changes.create(INTERNAL, "t") if seal else broker.topics.served.topic(INTERNAL, "t")
+            )
             for value in values:
                 await produce(broker, topic, [value])
             if seal:
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             else:
                 broker._schedule.roll_at_stop = _nothing
             return [value for _, value in await read_all(broker, topic)]

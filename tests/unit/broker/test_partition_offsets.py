@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from logstore.broker.partition_offsets import PartitionOffsets, known_end
+from logstore.broker.elsewhere.partition_offsets import PartitionOffsets, known_end
 from logstore.clock import SystemClock
 from logstore.errors import LeaderNotAvailableError
 from logstore.log.in_sync_replicas import InSyncReplicas

@@ -4,69 +4,31 @@ import asyncio
 import contextlib
 import errno
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from logstore.broker.batch_producing import TopicBatches
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.produce_appends import AppendGroup, ProduceRequest
+from logstore.broker.produce.appends import AppendGroup
+from logstore.broker.produce.batches import TopicBatches
 from logstore.errors import InvalidRecordError, LogStoreError, NotLeaderOrFollowerError
 from logstore.journal.frame import Frame
-from logstore.journal.journal import Callback
 from logstore.log.acknowledgements import Acknowledgement
+from logstore.log.topic import Topic
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.kafka_batches import client_batch
 from tests.support.records import Row
-from tests.support.running_broker import produce, read_all, records, running_broker
+from tests.support.running_broker import produce, records, running_broker
 from tests.support.virtual_time import run
 
 
 async def new_topic(broker: Broker, name: str, **configs: str) -> Topic:
-    topic = await broker.create_topic(INTERNAL, name, partitions=2, configs=configs)
+    topic = await broker.topics.changes.create(INTERNAL, name, partitions=2, configs=configs)
     assert topic
     return topic
-
-
-def test_the_frames_of_several_topics_are_one_append_in_the_order_of_the_requests(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker:
-            first, second = [await new_topic(broker, name) for name in ("first", "second")]
-            appends: list[Sequence[Frame]] = []
-            store = broker.journal.store
-
-            def watched(frames: Sequence[Frame], told: Callback) -> None:
-                appends.append(frames)
-                store(frames, told)
-
-            broker.journal.store = watched  # type: ignore[method-assign]
-            asked = [ProduceRequest(second, records([b"b"]), 1), ProduceRequest(first, records([b"a", b"c"]), 0)]
-            results = await broker.produce_all(INTERNAL, asked)
-            (frames,) = appends
-            assert [frame.header.topic_id for frame in frames] == [second.topic_id, first.topic_id]
-            assert [result.partitions[0].base_offset for result in results] == [0, 0]
-            assert [first.partition(0).high_watermark, second.partition(1).high_watermark] == [2, 1]
-            assert await read_all(broker, first) == [(0, b"a"), (1, b"c")]
-
-    run(scenario())
-
-
-def test_a_refused_request_leaves_nothing_of_the_others(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running_broker(tmp_path) as broker:
-            plain = await new_topic(broker, "plain")
-            compacted = await new_topic(broker, "compacted", **{"cleanup.policy": "compact"})
-            with pytest.raises(InvalidRecordError):
-                await broker.produce_all(
-                    INTERNAL, [ProduceRequest(plain, records([b"a"]), 0), ProduceRequest(compacted, records([b"b"]), 0)]
-                )
-            assert plain.partition(0).next_offset == 0
-
-    run(scenario())
 
 
 def test_offsets_are_claimed_after_the_step_before_the_claim(tmp_path: Path) -> None:
@@ -81,12 +43,12 @@ def test_offsets_are_claimed_after_the_step_before_the_claim(tmp_path: Path) -> 
                 waiting.set()
                 await go_on.wait()
 
-            broker._producing.before_claim.append(step)
+            broker.produce.records.before_claim.append(step)
             held = asyncio.create_task(produce(broker, topic, [b"held"], partition=1))
             await waiting.wait()
             assert asked == [[(topic, [1], None)]]
             assert topic.partition(1).next_offset == 0
-            broker._producing.before_claim.clear()
+            broker.produce.records.before_claim.clear()
             assert await produce(broker, topic, [b"first"], partition=1) == 0
             go_on.set()
             assert await held == 1
@@ -114,9 +76,9 @@ def test_a_topic_that_is_compacted_by_the_time_of_the_claim_takes_no_record_with
             topic = await new_topic(broker, "t")
 
             async def compact(*_: Any) -> None:
-                await broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
+                await broker.topics.changes.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
 
-            broker._producing.before_claim.append(compact)
+            broker.produce.records.before_claim.append(compact)
             with pytest.raises(InvalidRecordError, match="has no key"):
                 await produce(broker, topic, [b"a"])
             assert topic.partition(0).next_offset == 0
@@ -137,13 +99,13 @@ def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks
 
             async def by_http(timeout_ms: int) -> None:
                 some = records([bytes(100)] * 20, keys=keys)
-                await broker.produce(INTERNAL, topic, some, acks=acks, timeout_ms=timeout_ms)
+                await broker.produce.records.produce(INTERNAL, topic, some, acks=acks, timeout_ms=timeout_ms)
 
             batch = client_batch([Row(1, b"k", bytes(100), None)] * 10)
 
             async def by_kafka(timeout_ms: int) -> None:
                 sent = [TopicBatches("t", [(0, batch), (1, batch)])]
-                told = await broker.produce_batches(INTERNAL, sent, acks=acks, timeout_ms=timeout_ms)
+                told = await broker.produce.batches.produce(INTERNAL, sent, acks=acks, timeout_ms=timeout_ms)
                 for outcome in told.outcomes[0]:
                     if outcome.error is not None:
                         raise outcome.error
@@ -165,7 +127,7 @@ def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks
                 assert topic.journal_bytes == sum(log.unsealed_bytes for log in topic.partitions)
                 filesystem.heal()
                 if at % 4 != 1:
-                    await broker.roll(INTERNAL, topic)
+                    await broker.topics.tables.roll(INTERNAL, topic)
                     assert topic.journal_bytes == broker.journal.needed_bytes == 0
             wanted = {"stored", "ThrottledError"}
             if acks:

@@ -15,14 +15,14 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.broker.authorizer import Operation
-from logstore.broker.broker import FetchResult
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
+from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CorruptionError, InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
 from logstore.log import table_follower
 from logstore.log.history import removed_ranges
+from logstore.log.log_reader import FetchResult
 from logstore.log.topic import Topic
 from logstore.records.schema import TABLE_SCHEMA
 from logstore.table_files import open_table
@@ -38,10 +38,10 @@ NEVER = {"segment.ms": "100000000"}
 
 async def orders(broker, *, partitions: int = 1) -> Topic:
     """Create ``orders`` with three sealed records in every partition, and two that only the journal has."""
-    topic = await broker.create_topic(INTERNAL, "orders", partitions=partitions, configs=NEVER)
+    topic = await broker.topics.changes.create(INTERNAL, "orders", partitions=partitions, configs=NEVER)
     for partition in range(partitions):
         await produce(broker, topic, [b"a", b"b", b"c"], partition=partition)
-    await broker.roll(INTERNAL, topic)
+    await broker.topics.tables.roll(INTERNAL, topic)
     for partition in range(partitions):
         await produce(broker, topic, [b"d", b"e"], partition=partition)
     return topic
@@ -51,7 +51,7 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
     """Return a data directory as a kill leaves it, with ``orders`` and another topic that stays whole."""
     async with running_broker(data) as broker:
         await orders(broker, partitions=partitions)
-        other = await broker.create_topic(INTERNAL, "other", configs=NEVER)
+        other = await broker.topics.changes.create(INTERNAL, "other", configs=NEVER)
         await produce(broker, other, [b"x"])
         copy_of_one_moment(data, data.with_name("after"))
     return data.with_name("after")
@@ -60,16 +60,16 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
 async def fetch_stored(broker, offset: int):
     """Return the answer to a reader of orders-0's record batches."""
     limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
-    fetched = await broker.fetch_stored(INTERNAL, [FetchPartition("orders", 0, offset)], limits)
+    fetched = await broker.fetch.stored(INTERNAL, [FetchPartition("orders", 0, offset)], limits)
     fetched.reservation.release()
     return fetched.answers[0]
 
 
 async def assert_the_other_is_served(broker) -> None:
-    other = broker.topic(INTERNAL, "other")
+    other = broker.topics.served.topic(INTERNAL, "other")
     offset = await produce(broker, other, [b"y"])
     assert (offset, b"y") in await read_all(broker, other)
-    await broker.roll(INTERNAL, other)
+    await broker.topics.tables.roll(INTERNAL, other)
 
 
 ALL = [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d"), (4, b"e")]
@@ -116,10 +116,10 @@ def test_a_copy_of_a_topics_directory_is_refused_by_name_and_the_topic_is_served
         else:
             copy.symlink_to("orders")
         async with running_broker(data) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
-            assert await produce(broker, broker.topic(INTERNAL, "orders"), [b"f"]) == 5
-            await broker.roll(INTERNAL, broker.topic(INTERNAL, "orders"))
-            (problem,) = broker.problems(INTERNAL)
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == ALL
+            assert await produce(broker, broker.topics.served.topic(INTERNAL, "orders"), [b"f"]) == 5
+            await broker.topics.tables.roll(INTERNAL, broker.topics.served.topic(INTERNAL, "orders"))
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == (name, None, ProblemState.QUARANTINED)
             if how == "copy":
                 assert "is the table of topic 'orders', or a copy of it" in problem.reason
@@ -127,11 +127,11 @@ def test_a_copy_of_a_topics_directory_is_refused_by_name_and_the_topic_is_served
             else:
                 assert "is a link to topic 'orders'" in problem.reason
             with pytest.raises(QuarantinedError, match="topic 'orders'"):
-                broker.topic(INTERNAL, name)
+                broker.topics.served.topic(INTERNAL, name)
             with pytest.raises(QuarantinedError):
-                await broker.delete_topic(INTERNAL, name)  # this would give up the records of the original
+                await broker.topics.changes.delete(INTERNAL, name)  # this would give up the records of the original
             with pytest.raises(TopicExistsError):
-                await broker.create_topic(INTERNAL, name)
+                await broker.topics.changes.create(INTERNAL, name)
             await assert_the_other_is_served(broker)
 
     run(scenario())
@@ -143,7 +143,7 @@ def test_a_table_without_its_topics_name_gets_it_at_the_next_start(tmp_path: Pat
         table = data / "topics" / "orders"
         DeltaTable(str(table)).alter.set_table_properties({"logstore.topic": ""}, raise_if_not_exists=False)
         async with running_broker(data) as broker:
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
         assert TopicTable.open(open_table(table)).snapshot().topic_name == "orders"
 
     run(scenario())
@@ -157,14 +157,14 @@ def test_two_tables_that_both_say_to_be_the_original_are_both_refused(tmp_path: 
             {"logstore.topic": "orders2"}, raise_if_not_exists=False
         )
         async with running_broker(data) as broker:
-            assert [p.topic for p in broker.problems(INTERNAL) if "have the same id" in p.reason] == [
+            assert [p.topic for p in broker.topics.problems.all(INTERNAL) if "have the same id" in p.reason] == [
                 "orders",
                 "orders2",
             ]
             await assert_the_other_is_served(broker)
         shutil.rmtree(data / "topics" / "orders2")
         async with running_broker(data) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == ALL
 
     run(scenario())
 
@@ -176,9 +176,9 @@ def test_names_of_delta_lakes_own_files_are_refused_and_leave_nothing_behind(tmp
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
-                await broker.create_topic(INTERNAL, name)
+                await broker.topics.changes.create(INTERNAL, name)
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
-                await broker.find_or_create_topic(INTERNAL, name, Operation.WRITE)
+                await broker.topics.changes.find_or_create(INTERNAL, name, Operation.WRITE)
             assert not list((tmp_path / "topics").iterdir())
 
     run(scenario())
@@ -192,9 +192,9 @@ def test_a_creation_that_fails_after_the_table_is_there_takes_it_back(
             with monkeypatch.context() as patched:
                 patched.setattr(TopicTable, "snapshot", lambda _: (_ for _ in ()).throw(OSError("no")))
                 with pytest.raises(OSError, match="no"):
-                    await broker.create_topic(INTERNAL, "t")
+                    await broker.topics.changes.create(INTERNAL, "t")
             assert not list((tmp_path / "topics").iterdir())
-            assert await broker.create_topic(INTERNAL, "t")
+            assert await broker.topics.changes.create(INTERNAL, "t")
 
     run(scenario())
 
@@ -209,13 +209,13 @@ def test_a_strange_number_of_partitions_on_one_table_keeps_only_that_topic_from_
         table.alter.set_table_properties({"logstore.partitions": value}, raise_if_not_exists=False)
         for _ in range(2):  # the journal's records survive a restart, and further journal files
             async with running_broker(data) as broker:
-                problems = broker.problems(INTERNAL)
+                problems = broker.topics.problems.all(INTERNAL)
                 (problem,) = problems  # its records in the journal are no second problem
                 assert problem.topic == "orders"
                 assert "logstore.partitions" in problem.reason
                 assert re.search("The journal holds [1-9][0-9]* records of it", problem.reason)
                 with pytest.raises(QuarantinedError, match=r"logstore\.partitions"):
-                    broker.topic(INTERNAL, "orders")
+                    broker.topics.served.topic(INTERNAL, "orders")
                 await assert_the_other_is_served(broker)
         remedy = next(p.reason for p in problems if "SET TBLPROPERTIES" in p.reason)
         assert "SET TBLPROPERTIES ('logstore.partitions' = '2')" in remedy
@@ -223,9 +223,9 @@ def test_a_strange_number_of_partitions_on_one_table_keeps_only_that_topic_from_
             {"logstore.partitions": "2"}, raise_if_not_exists=False
         )
         async with running_broker(data) as broker:
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
             for partition in (0, 1):
-                assert await read_all(broker, broker.topic(INTERNAL, "orders"), partition) == ALL
+                assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders"), partition) == ALL
 
     run(scenario())
 
@@ -241,22 +241,22 @@ def test_a_foreign_append_is_never_served_and_named_and_everything_else_is_serve
         if not while_it_runs:
             foreign_append(table, offsets)
         async with running_broker(data) as broker:
-            topic = broker.topic(INTERNAL, "orders")
+            topic = broker.topics.served.topic(INTERNAL, "orders")
             if while_it_runs:
-                assert broker.problems(INTERNAL) == []
+                assert broker.topics.problems.all(INTERNAL) == []
                 foreign_append(table, offsets)
                 await broker._roller.refresh(topic)
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.FOREIGN_FILE)
             assert "part-" in problem.reason
             assert "logstore topic drop-foreign-files orders" in problem.remedy
             assert await read_all(broker, topic) == ALL
             assert await produce(broker, topic, [b"z"]) == 5
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == [*ALL, (5, b"z")]
-            (dropped,) = await broker.drop_foreign_files(INTERNAL, topic)
+            (dropped,) = await broker.topics.tables.drop_foreign_files(INTERNAL, topic)
             assert dropped in problem.reason
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
             assert await read_all(broker, topic) == [*ALL, (5, b"z")]
 
     run(scenario())
@@ -272,31 +272,31 @@ def test_two_segments_of_one_range_keep_only_their_partition_from_being_served(
         if not while_it_runs:
             add_a_rival(table)
         async with running_broker(data) as broker:
-            topic = broker.topic(INTERNAL, "orders")
+            topic = broker.topics.served.topic(INTERNAL, "orders")
             if while_it_runs:
                 add_a_rival(table)
                 await broker._roller.refresh(topic)
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.QUARANTINED)
             with pytest.raises(QuarantinedError):
                 await produce(broker, topic, [b"no"])
             with pytest.raises(QuarantinedError):
-                await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                await broker.fetch.partition(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
             with pytest.raises(QuarantinedError):
-                await broker.delete_records(INTERNAL, topic, 0, 1)
+                await broker.topics.tables.delete_records(INTERNAL, topic, 0, 1)
             assert await produce(broker, topic, [b"f"], partition=1) == 5
             assert (5, b"f") in await read_all(broker, topic, 1)
             # Records without a partition go to the one that is served.
-            left_open = await broker.produce(INTERNAL, topic, records([b"g"]))
+            left_open = await broker.produce.records.produce(INTERNAL, topic, records([b"g"]))
             assert left_open.partitions[0].partition == 1
             await assert_the_other_is_served(broker)
 
             remove_the_rival(table)
             await broker._roller.refresh(topic)
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
             assert await read_all(broker, topic) == ALL
             assert await produce(broker, topic, [b"z"]) == 5
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
 
     run(scenario())
 
@@ -309,18 +309,18 @@ def test_no_reader_of_a_partition_in_quarantine_is_told_to_be_out_of_range(tmp_p
         data = tmp_path / "data"
         async with running_broker(data) as broker:
             topic = await two_rolls(broker)
-            await broker.delete_records(INTERNAL, topic, 0, 2)
+            await broker.topics.tables.delete_records(INTERNAL, topic, 0, 2)
         if not while_it_runs:
             add_a_rival(data / "topics" / "orders")
         async with running_broker(data) as broker:
-            topic = broker.topic(INTERNAL, "orders")
+            topic = broker.topics.served.topic(INTERNAL, "orders")
             if while_it_runs:
                 add_a_rival(path_of(topic.table))
                 await broker._roller.refresh(topic)
             for offset in (0, 2, 5, 1_000):
                 assert isinstance(await fetch_stored(broker, offset), QuarantinedError)
                 with pytest.raises(QuarantinedError):
-                    await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                    await broker.fetch.partition(INTERNAL, topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
 
     run(scenario())
 
@@ -333,8 +333,8 @@ def test_a_stray_table_among_the_topics_harms_nobody(tmp_path: Path) -> None:
         (data / "topics" / "half" / "_delta_log").mkdir(parents=True)
         (data / "topics" / "dangling").symlink_to("nowhere")
         async with running_broker(data) as broker:
-            assert {p.topic for p in broker.problems(INTERNAL)} == {"_delta_log", "half", "stray"}
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
+            assert {p.topic for p in broker.topics.problems.all(INTERNAL)} == {"_delta_log", "half", "stray"}
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == ALL
             await assert_the_other_is_served(broker)
 
     run(scenario())
@@ -348,19 +348,19 @@ def test_journal_records_of_a_quarantined_topic_outlive_many_journal_files(tmp_p
         table = DeltaTable(str(data / "topics" / "orders"))
         table.alter.set_table_properties({"logstore.partitions": "abc"}, raise_if_not_exists=False)
         async with running_broker(data, journal_max_bytes=1 << 25) as broker:
-            other = broker.topic(INTERNAL, "other")
+            other = broker.topics.served.topic(INTERNAL, "other")
             for _ in range(30):
                 await produce(broker, other, [os.urandom(200_000)])
                 if len(broker.journal.files) > 4:
-                    await broker.roll(INTERNAL, other)
+                    await broker.topics.tables.roll(INTERNAL, other)
                     await broker._schedule._unpin_journal()
         assert len(list((data / "brokers/0/journal/0").glob("*.log"))) < 8
         DeltaTable(str(data / "topics" / "orders")).alter.set_table_properties(
             {"logstore.partitions": "1"}, raise_if_not_exists=False
         )
         async with running_broker(data) as broker:
-            assert broker.problems(INTERNAL) == []
-            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
+            assert broker.topics.problems.all(INTERNAL) == []
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders")) == ALL
 
     run(scenario())
 
@@ -369,11 +369,11 @@ def test_journal_records_of_a_quarantined_topic_outlive_many_journal_files(tmp_p
 
 
 async def two_rolls(broker) -> Topic:
-    topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
+    topic = await broker.topics.changes.create(INTERNAL, "orders", configs=NEVER)
     await produce(broker, topic, [b"a", b"b"])
-    await broker.roll(INTERNAL, topic)
+    await broker.topics.tables.roll(INTERNAL, topic)
     await produce(broker, topic, [b"c", b"d"])
-    await broker.roll(INTERNAL, topic)
+    await broker.topics.tables.roll(INTERNAL, topic)
     await produce(broker, topic, [b"e"])
     return topic
 
@@ -421,30 +421,32 @@ def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_pas
                 await check(broker)
 
     async def check(broker) -> None:
-        topic = broker.topic(INTERNAL, "orders")
+        topic = broker.topics.served.topic(INTERNAL, "orders")
         if missing is None:
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (4, b"e")]
             return
-        (problem,) = broker.problems(INTERNAL)
+        (problem,) = broker.topics.problems.all(INTERNAL)
         start, end = missing
         assert problem == TopicProblem("orders", 0, ProblemState.RECORDS_MISSING, problem.reason, problem.remedy)
         assert f"Offsets {start} to {end - 1} of orders-0 are missing: {how} in version" in problem.reason
         if start:
-            fetched = await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0)
+            fetched = await broker.fetch.partition(
+                INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0
+            )
             assert fetched.next_offset == start
             stored = await fetch_stored(broker, 0)
             assert isinstance(stored, FetchResult)
             assert stored.next_offset == start
         for offset in range(start, end):
             with pytest.raises(MissingRecordsError, match="are missing"):
-                await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                await broker.fetch.partition(INTERNAL, topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             refused = await fetch_stored(broker, offset)
             assert isinstance(refused, MissingRecordsError)
             assert "are missing" in refused.message
         with pytest.raises(MissingRecordsError):
-            await broker.offset_for_timestamp(INTERNAL, topic, 0, 2**50)
-        after = await broker.fetch(INTERNAL, topic, 0, end, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            await broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, 2**50)
+        after = await broker.fetch.partition(INTERNAL, topic, 0, end, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
         assert after.records["value"].to_pylist()[0] == b"e"
         await produce(broker, topic, [b"more"])
 
@@ -472,13 +474,13 @@ def test_no_reader_sees_a_table_before_its_missing_records_are_known(
             monkeypatch.setattr(table_follower, "dropped_segments", lambda *_: [])
             refreshing = asyncio.create_task(broker._roller.refresh(topic))
             assert await asyncio.to_thread(looking.wait, 10)
-            fetched = await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            fetched = await broker.fetch.partition(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             assert fetched.records["offset"].to_pylist()[0] == 2
             await asyncio.to_thread(Path(here).unlink)
             read.set()
             await refreshing
             with pytest.raises(MissingRecordsError):
-                await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                await broker.fetch.partition(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
 
     run(scenario())
 
@@ -491,10 +493,10 @@ def test_rows_that_were_deleted_do_not_count_as_missing_when_files_of_others_are
             await broker._roller.refresh(topic)
             foreign_append(path_of(topic.table), [1])
             await broker._roller.refresh(topic)
-            assert broker.problems(INTERNAL)
+            assert broker.topics.problems.all(INTERNAL)
             topic.table.drop_foreign_files()
             await broker._roller.refresh(topic)
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
             assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"e"]
 
     run(scenario())
@@ -509,18 +511,18 @@ def test_records_that_a_restore_took_away_come_back_with_a_second_one_or_are_giv
             aside.mkdir()
             take_away(path_of(topic.table), "RESTORE", aside=aside)
             await broker._roller.refresh(topic)
-            assert broker.problems(INTERNAL)
+            assert broker.topics.problems.all(INTERNAL)
             for file in aside.iterdir():
                 file.rename(path_of(topic.table) / "partition=0" / file.name)
             DeltaTable(str(path_of(topic.table))).restore(version)
             await broker._roller.refresh(topic)
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
             assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"c", b"d", b"e"]
 
             take_away(path_of(topic.table), "RESTORE")
             await broker._roller.refresh(topic)
-            assert await broker.delete_records(INTERNAL, topic, 0, 4) == 4
-            assert broker.problems(INTERNAL) == []
+            assert await broker.topics.tables.delete_records(INTERNAL, topic, 0, 4) == 4
+            assert broker.topics.problems.all(INTERNAL) == []
             assert await read_all(broker, topic) == [(4, b"e")]
 
     run(scenario())
@@ -530,21 +532,21 @@ def test_records_that_a_restore_took_away_come_back_with_a_second_one_or_are_giv
 def test_rows_that_somebody_deleted_are_no_missing_records(tmp_path: Path, predicate: str) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "orders", configs=NEVER)
             await produce(broker, topic, [b"a", b"b", b"c", b"d"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             DeltaTable(str(path_of(topic.table))).delete(predicate)
             await broker._roller.refresh(topic)
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
 
     run(scenario())
 
 
 async def three_rolls(broker) -> Topic:
-    topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
+    topic = await broker.topics.changes.create(INTERNAL, "orders", configs=NEVER)
     for values in ([b"a", b"b"], [b"c", b"d"], [b"e", b"f"]):
         await produce(broker, topic, values)
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
     return topic
 
 
@@ -561,7 +563,7 @@ def test_the_rest_of_a_gap_stays_missing_when_a_part_is_given_up_or_comes_back(t
             take_away(path_of(topic.table), "WRITE", aside=aside)
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(0, 6)]
-            await broker.delete_records(INTERNAL, topic, 0, 1)
+            await broker.topics.tables.delete_records(INTERNAL, topic, 0, 1)
             assert missing_in(topic) == [(1, 6)]
             first = min(aside.iterdir())
             first.rename(path_of(topic.table) / "partition=0" / first.name)
@@ -586,7 +588,7 @@ def test_below_the_clean_point_taken_records_are_missing_and_compacted_ones_are_
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(0, 2), (4, 6)]
         async with running_broker(tmp_path) as broker:
-            assert missing_in(broker.topic(INTERNAL, "orders")) == [(0, 2), (4, 6)]
+            assert missing_in(broker.topics.served.topic(INTERNAL, "orders")) == [(0, 2), (4, 6)]
 
     run(scenario())
 
@@ -602,7 +604,7 @@ def test_the_last_commit_counts_and_files_need_not_be_there_any_more(tmp_path: P
         take_away(path_of(topic.table), "WRITE")
         DeltaTable(str(path_of(topic.table))).vacuum(0, dry_run=False, enforce_retention_duration=False)
         async with running_broker(tmp_path) as broker:
-            assert missing_in(broker.topic(INTERNAL, "orders")) == [(1, 6)]
+            assert missing_in(broker.topics.served.topic(INTERNAL, "orders")) == [(1, 6)]
 
     run(scenario())
 
@@ -611,27 +613,31 @@ def test_the_last_commit_counts_and_files_need_not_be_there_any_more(tmp_path: P
 def test_partitions_whose_adding_was_overwritten_are_added_again_and_lose_nothing(tmp_path: Path, sealed: bool) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker:
-            topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "orders", configs=NEVER)
             shutil.copytree(path_of(topic.table) / "_delta_log", tmp_path / "before")
-            await broker.add_partitions(INTERNAL, "orders", 2)
+            await broker.topics.changes.add_partitions(INTERNAL, "orders", 2)
             assert await produce(broker, topic, [b"a", b"b"], partition=1) == 0
             if sealed:
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             assert await produce(broker, topic, [b"c"], partition=1) == 2
             copy_of_one_moment(tmp_path / "data", tmp_path / "after")
         data = tmp_path / "after"
         shutil.rmtree(data / "topics/orders/_delta_log")
         shutil.copytree(tmp_path / "before", data / "topics/orders/_delta_log")
         async with running_broker(data) as broker:
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == ("orders", 1, ProblemState.QUARANTINED)
             with pytest.raises(QuarantinedError):
-                await produce(broker, broker.topic(INTERNAL, "orders"), [b"no"], partition=1)
-            await produce(broker, broker.topic(INTERNAL, "orders"), [b"other"], partition=0)
+                await produce(broker, broker.topics.served.topic(INTERNAL, "orders"), [b"no"], partition=1)
+            await produce(broker, broker.topics.served.topic(INTERNAL, "orders"), [b"other"], partition=0)
         async with running_broker(data) as broker:
-            assert broker.problems(INTERNAL) == []
-            assert await read_all(broker, broker.topic(INTERNAL, "orders"), 1) == [(0, b"a"), (1, b"b"), (2, b"c")]
-            assert await produce(broker, broker.topic(INTERNAL, "orders"), [b"d"], partition=1) == 3
+            assert broker.topics.problems.all(INTERNAL) == []
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "orders"), 1) == [
+                (0, b"a"),
+                (1, b"b"),
+                (2, b"c"),
+            ]
+            assert await produce(broker, broker.topics.served.topic(INTERNAL, "orders"), [b"d"], partition=1) == 3
 
     run(scenario())
 
@@ -639,15 +645,15 @@ def test_partitions_whose_adding_was_overwritten_are_added_again_and_lose_nothin
 def test_partitions_that_a_foreign_commit_takes_away_while_the_store_runs_are_added_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
-            await broker.add_partitions(INTERNAL, "orders", 2)
+            topic = await broker.topics.changes.create(INTERNAL, "orders", configs=NEVER)
+            await broker.topics.changes.add_partitions(INTERNAL, "orders", 2)
             await produce(broker, topic, [b"a"], partition=1)
             entry = path_of(topic.table) / "_delta_log" / f"{topic.version:020d}.json"
             temporary = entry.with_suffix(".tmp")
             temporary.write_text('{"commitInfo":{"operation":"WRITE"}}\n')
             temporary.rename(entry)
             await broker._roller.refresh(topic)
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert topic.table.snapshot().num_partitions == 2
             assert await read_all(broker, topic, 1) == [(0, b"a")]
 
@@ -662,7 +668,7 @@ def test_a_topic_whose_directory_is_gone_is_listed_though_all_of_it_was_sealed(t
             pass
         shutil.rmtree(path_of(topic.table) / "_delta_log")
         async with running_broker(tmp_path) as broker:
-            assert [problem.topic for problem in broker.problems(INTERNAL)] == [str(topic.topic_id)]
+            assert [problem.topic for problem in broker.topics.problems.all(INTERNAL)] == [str(topic.topic_id)]
 
     run(scenario())
 
@@ -676,24 +682,26 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
             whole[30] ^= 1
             first.write_bytes(whole)
             with pytest.raises(CorruptionError):
-                await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                await broker.fetch.partition(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             assert isinstance(await fetch_stored(broker, 0), CorruptionError)
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert (problem.partition, problem.state) == (0, ProblemState.UNREADABLE)
             assert first.name in problem.reason
-            assert (await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)).count == 1
+            assert (
+                await broker.fetch.partition(INTERNAL, topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)
+            ).count == 1
             whole[30] ^= 1
             first.write_bytes(whole)
             await read_all(broker, topic)
-            assert broker.problems(INTERNAL) == []
+            assert broker.topics.problems.all(INTERNAL) == []
 
             DeltaTable(str(path_of(topic.table))).optimize.compact()
             await broker._roller.refresh(topic)
             (joined,) = topic.partitions[0].segments.files
             (path_of(topic.table) / joined.path).write_bytes(b"no Parquet file")
             with pytest.raises(CorruptionError):
-                await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
-            assert [problem.state for problem in broker.problems(INTERNAL)] == [ProblemState.UNREADABLE]
+                await broker.fetch.partition(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            assert [problem.state for problem in broker.topics.problems.all(INTERNAL)] == [ProblemState.UNREADABLE]
 
     run(scenario())
 
@@ -711,7 +719,7 @@ def test_a_partition_that_stays_lost_is_told_of_once(tmp_path: Path) -> None:
                     await broker._roller.refresh(topic)
             told = [entry["event"] for entry in logs if entry["event"].startswith("partition.")]
             assert told == ["partition.quarantined"]
-            assert [problem.state for problem in broker.problems(INTERNAL)] == [ProblemState.QUARANTINED]
+            assert [problem.state for problem in broker.topics.problems.all(INTERNAL)] == [ProblemState.QUARANTINED]
 
     run(scenario())
 
@@ -731,7 +739,7 @@ def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> 
             temporary.write_text(info)
             temporary.rename(entry)
             await broker._roller.refresh(topic)
-            (problem,) = broker.problems(INTERNAL)
+            (problem,) = broker.topics.problems.all(INTERNAL)
             assert "Offsets 0 to 1 of orders-0 are missing" in problem.reason
 
     run(scenario())

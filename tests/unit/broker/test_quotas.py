@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.batcher import RecordPlaces
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, Principal, RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition
+from logstore.broker.produce.batcher import RecordPlaces
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import RequestTimedOutError, ThrottledError
 from logstore.records.batch import DecodedRecords
@@ -42,33 +42,35 @@ def test_a_producer_over_its_quota_waits(tmp_path: Path, monkeypatch: pytest.Mon
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=1)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=1)
             assert topic
             charged = quota_of(broker, monkeypatch, QuotaKind.PRODUCED_BYTES)
-            result = await broker.produce(CLIENT, topic, records([bytes(1500)]))
+            result = await broker.produce.records.produce(CLIENT, topic, records([bytes(1500)]))
             assert result.throttle_ms == charged[0] >= 1500
             assert result.partitions[0].base_offset == 0
             told: list[object] = []
             for _ in range(2):
                 with pytest.raises(ThrottledError, match="over its quota of PRODUCED_BYTES") as refused:
-                    await broker.produce(CLIENT, topic, records([b"x"]))
+                    await broker.produce.records.produce(CLIENT, topic, records([b"x"]))
                 assert refused.value.retry_after_s == 2
                 with pytest.raises(ThrottledError):
-                    broker.begin_produce_small(
+                    broker.produce.batcher.begin(
                         CLIENT, topic, [b"x"], columns, num_bytes=1, timeout_ms=1000, told=lambda *of: told.append(of)
                     )
             # Other clients do not wait for it, and neither do its fetches.
             for context in (OTHER, INTERNAL):
-                assert (await broker.produce(context, topic, records([b"y"]))).throttle_ms == 0
-            fetched = await broker.fetch_stored(CLIENT, [FetchPartition("t", 0, 0)], LIMITS)
+                assert (await broker.produce.records.produce(context, topic, records([b"y"]))).throttle_ms == 0
+            fetched = await broker.fetch.stored(CLIENT, [FetchPartition("t", 0, 0)], LIMITS)
             fetched.reservation.release()
             assert (len(charged), told) == (1, [])
             clock.advance(charged[0] + 1)
-            places = await broker.produce_small(CLIENT, topic, [b"z"], columns, num_bytes=700, timeout_ms=60_000)
+            places = await broker.produce.batcher.produce(
+                CLIENT, topic, [b"z"], columns, num_bytes=700, timeout_ms=60_000
+            )
             assert places == RecordPlaces([0], [3], {})
             assert charged[1:] == [700]
             with pytest.raises(ThrottledError):
-                await broker.produce(CLIENT, topic, records([b"x"]))
+                await broker.produce.records.produce(CLIENT, topic, records([b"x"]))
 
     run(scenario())
 
@@ -78,14 +80,14 @@ def test_a_client_that_does_not_wait_for_the_answer_is_charged_as_well(
 ) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, clock=ManualClock()) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=1)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=1)
             assert topic
             charged = quota_of(broker, monkeypatch, QuotaKind.PRODUCED_BYTES)
             with pytest.raises(RequestTimedOutError):
-                await broker.produce(CLIENT, topic, records([bytes(1500)]), timeout_ms=0)
+                await broker.produce.records.produce(CLIENT, topic, records([bytes(1500)]), timeout_ms=0)
             assert len(charged) == 1
             with pytest.raises(ThrottledError):
-                await broker.produce(CLIENT, topic, records([b"x"]))
+                await broker.produce.records.produce(CLIENT, topic, records([b"x"]))
 
     run(scenario())
 
@@ -94,21 +96,21 @@ def test_a_fetcher_over_its_quota_waits(tmp_path: Path, monkeypatch: pytest.Monk
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=1)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=1)
             assert topic
-            await broker.produce(INTERNAL, topic, records([bytes(1500)]))
+            await broker.produce.records.produce(INTERNAL, topic, records([bytes(1500)]))
             charged = quota_of(broker, monkeypatch, QuotaKind.FETCHED_BYTES)
             wanted = [FetchPartition("t", 0, 0)]
-            fetched = await broker.fetch_records(CLIENT, wanted, LIMITS)
+            fetched = await broker.fetch.records(CLIENT, wanted, LIMITS)
             assert fetched.throttle_ms == charged[0] >= 1500
             fetched.reservation.release()
-            for fetch in (broker.fetch_records, broker.fetch_stored):
+            for fetch in (broker.fetch.records, broker.fetch.stored):
                 with pytest.raises(ThrottledError, match="FETCHED_BYTES"):
                     await fetch(CLIENT, wanted, LIMITS)
-            assert (await broker.produce(CLIENT, topic, records([b"x"]))).throttle_ms == 0
-            (await broker.fetch_stored(OTHER, wanted, LIMITS)).reservation.release()
+            assert (await broker.produce.records.produce(CLIENT, topic, records([b"x"]))).throttle_ms == 0
+            (await broker.fetch.stored(OTHER, wanted, LIMITS)).reservation.release()
             clock.advance(charged[0] + 1)
-            (await broker.fetch_stored(CLIENT, wanted, LIMITS)).reservation.release()
+            (await broker.fetch.stored(CLIENT, wanted, LIMITS)).reservation.release()
             assert broker.admission.answers.reserved == 0
 
     run(scenario())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.recovery import end_at_holes, recover_partitions
+from logstore.broker.topics.recovery import end_at_holes, recover_partitions
 from logstore.errors import CorruptionError, StorageError
 from logstore.log.journal_tail import collect_tails
 from logstore.log.newest_footers import _footer_of
@@ -29,17 +29,17 @@ def test_a_missing_segment_keeps_no_other_topic_from_being_served(tmp_path: Path
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             for name in ("whole", "broken"):
-                topic = await broker.create_topic(INTERNAL, name)
+                topic = await broker.topics.changes.create(INTERNAL, name)
                 assert topic
                 await produce(broker, topic, [b"a", b"b"])
         lose_journal(tmp_path)
         (segment,) = (tmp_path / "topics" / "broken").glob("*/*.parquet")
         segment.unlink()
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic(INTERNAL, "whole")) == [(0, b"a"), (1, b"b")]
+            assert await read_all(broker, broker.topics.served.topic(INTERNAL, "whole")) == [(0, b"a"), (1, b"b")]
             with pytest.raises(CorruptionError, match=segment.name):
-                await read_all(broker, broker.topic(INTERNAL, "broken"))
-            assert await produce(broker, broker.topic(INTERNAL, "broken"), [b"c"]) == 2
+                await read_all(broker, broker.topics.served.topic(INTERNAL, "broken"))
+            assert await produce(broker, broker.topics.served.topic(INTERNAL, "broken"), [b"c"]) == 2
 
     run(scenario())
 
@@ -51,19 +51,21 @@ def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
     async def scenario() -> None:
         clock = ManualClock(NOW_MS)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             assert topic
-            await broker.produce(INTERNAL, topic, records([b"early"], timestamp=FAR_MS), partition=0)
-            await broker.alter_configs(INTERNAL, "t", {"message.timestamp.type": "LogAppendTime"})
+            await broker.produce.records.produce(INTERNAL, topic, records([b"early"], timestamp=FAR_MS), partition=0)
+            await broker.topics.changes.alter_configs(INTERNAL, "t", {"message.timestamp.type": "LogAppendTime"})
         if journal_lost:
             lose_journal(tmp_path)
         clock.step_wall(-3_600_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             await produce(broker, topic, [b"late"])
-            fetched = await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+            fetched = await broker.fetch.partition(INTERNAL, topic, 0, 0, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
             if fetched.records.num_rows == 1:
-                fetched = await broker.fetch(INTERNAL, topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+                fetched = await broker.fetch.partition(
+                    INTERNAL, topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0
+                )
             assert fetched.records["timestamp"].cast("int64").to_pylist()[-1] == NOW_MS
 
     run(scenario())
@@ -75,16 +77,18 @@ def test_append_times_go_on_from_the_journals_snapshots_alone(tmp_path: Path) ->
     async def scenario() -> None:
         clock = ManualClock(NOW_MS)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs={"message.timestamp.type": "LogAppendTime"})
+            topic = await broker.topics.changes.create(
+                INTERNAL, "t", configs={"message.timestamp.type": "LogAppendTime"}
+            )
             await produce(broker, topic, [b"before"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
         async with running_broker(tmp_path, clock=clock):
             pass
         clock.step_wall(-3_600_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             await produce(broker, topic, [b"after"])
-            fetched = await broker.fetch(INTERNAL, topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+            fetched = await broker.fetch.partition(INTERNAL, topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
             assert fetched.records["timestamp"].cast("int64").to_pylist() == [NOW_MS]
 
     run(scenario())

@@ -9,8 +9,8 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.partition_offsets import known_end
-from logstore.broker.purgatory import WantedPartition
+from logstore.broker.elsewhere.partition_offsets import known_end
+from logstore.broker.fetch.purgatory import WantedPartition
 from logstore.cluster.cluster_state import PartitionState
 from logstore.errors import (
     ClusterStateError,
@@ -31,11 +31,11 @@ from tests.support.virtual_time import run
 
 
 def log_of(broker: Broker, partition: int = 0) -> PartitionLog:
-    return broker.topic(INTERNAL, "t").partition(partition)
+    return broker.topics.served.topic(INTERNAL, "t").partition(partition)
 
 
 def topic_id(cluster: MemoryCluster):
-    return next(iter(cluster.brokers.values())).topic(INTERNAL, "t").topic_id
+    return next(iter(cluster.brokers.values())).topics.served.topic(INTERNAL, "t").topic_id
 
 
 async def all_have(cluster: MemoryCluster, end: int) -> None:
@@ -65,18 +65,18 @@ def test_an_acknowledged_record_is_on_all_replicas_and_the_next_leader_has_it(tm
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             for n in range(5):
                 await produce(leader, topic, [b"%d" % n])
             assert all(log_of(b).log_end_offset == 5 for b in cluster.brokers.values()), "acknowledged by all"
             await all_have(cluster, 5)
             with pytest.raises(NotLeaderOrFollowerError):
-                await produce(cluster.brokers[2], cluster.brokers[2].topic(INTERNAL, "t"), [b"x"])
+                await produce(cluster.brokers[2], cluster.brokers[2].topics.served.topic(INTERNAL, "t"), [b"x"])
             cluster.elect(topic.topic_id, 0, 2)
             second = cluster.brokers[2]
-            assert await produce(second, second.topic(INTERNAL, "t"), [b"5"]) == 5
+            assert await produce(second, second.topics.served.topic(INTERNAL, "t"), [b"5"]) == 5
             await all_have(cluster, 6)
-            found = await read_all(second, second.topic(INTERNAL, "t"))
+            found = await read_all(second, second.topics.served.topic(INTERNAL, "t"))
             assert found == [(n, b"%d" % n) for n in range(6)]
             with pytest.raises(NotLeaderOrFollowerError):
                 await produce(leader, topic, [b"x"])
@@ -88,17 +88,17 @@ def test_what_is_not_on_all_replicas_is_not_shown_and_is_truncated_by_the_next_l
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             first, second = cluster.brokers.values()
-            topic = first.topic(INTERNAL, "t")
+            topic = first.topics.served.topic(INTERNAL, "t")
             await produce(first, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.cut.add((2, 1))
             with pytest.raises(RequestTimedOutError):
-                await first.produce(INTERNAL, topic, records([b"lost"]), partition=0, timeout_ms=100)
+                await first.produce.records.produce(INTERNAL, topic, records([b"lost"]), partition=0, timeout_ms=100)
             await eventually_async(lambda: log_of(first).log_end_offset == 2, "not durable")
             assert (log_of(first).log_end_offset, log_of(first).high_watermark) == (2, 1)
             assert await read_all(first, topic) == [(0, b"a")]
             cluster.elect(topic.topic_id, 0, 2)
-            await produce(second, second.topic(INTERNAL, "t"), [b"b"])
+            await produce(second, second.topics.served.topic(INTERNAL, "t"), [b"b"])
             await all_have(cluster, 2)
             cluster.elect(topic.topic_id, 0, 1)
             await all_have(cluster, 2)
@@ -111,11 +111,11 @@ def test_a_follower_that_stays_behind_leaves_the_isr_and_joins_it_again(tmp_path
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             cluster.cut.add((3, 1))
-            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, timeout_ms=10_000)
+            await leader.produce.records.produce(INTERNAL, topic, records([b"b"]), partition=0, timeout_ms=10_000)
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2), "not shrunk")
             cluster.cut.clear()
             await eventually_async(
@@ -133,17 +133,17 @@ def test_fewer_replicas_than_min_insync_replicas_take_no_append_with_acks_all(tm
         configs = {"min.insync.replicas": "2"}
         async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             cluster.cut.add((2, 1))
-            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
+            await leader.produce.records.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
             assert log_of(leader).high_watermark == 1, "KIP-966"
-            result = await leader.produce(INTERNAL, topic, records([b"c"]), partition=0)
+            result = await leader.produce.records.produce(INTERNAL, topic, records([b"c"]), partition=0)
             assert isinstance(result.partitions[0].error, NotEnoughReplicasError)
             assert log_of(leader).log_end_offset == 2
-            await leader.produce(INTERNAL, topic, records([b"c"]), partition=0, acks=1)
+            await leader.produce.records.produce(INTERNAL, topic, records([b"c"]), partition=0, acks=1)
             cluster.cut.clear()
             await all_have(cluster, 3)
 
@@ -154,26 +154,38 @@ def test_a_replica_that_lacks_what_was_rolled_begins_at_the_table(tmp_path: Path
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
             leader, behind = cluster.brokers.values()
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.cut.add((2, 1))
             await produce(leader, topic, [b"b", b"c"])
-            await leader.roll(INTERNAL, topic)
+            await leader.topics.tables.roll(INTERNAL, topic)
             await produce(leader, topic, [b"d"])
             cluster.cut.clear()
             await all_have(cluster, 4)
             assert log_of(behind).sealed_offset == 3
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2), "not joined")
             cluster.elect(topic.topic_id, 0, 2)
-            await produce(behind, behind.topic(INTERNAL, "t"), [b"e"])
-            assert [v for _, v in await read_all(behind, behind.topic(INTERNAL, "t"))] == [b"a", b"b", b"c", b"d", b"e"]
+            await produce(behind, behind.topics.served.topic(INTERNAL, "t"), [b"e"])
+            assert [v for _, v in await read_all(behind, behind.topics.served.topic(INTERNAL, "t"))] == [
+                b"a",
+                b"b",
+                b"c",
+                b"d",
+                b"e",
+            ]
             cluster.elect(topic.topic_id, 0, 1)  # a broker gives up its leadership before it starts
             await cluster.stop(2)
             again = await cluster.start(2)
             cluster.elect(topic.topic_id, 0, 2)
             await all_have(cluster, 5)
-            assert [v for _, v in await read_all(again, again.topic(INTERNAL, "t"))] == [b"a", b"b", b"c", b"d", b"e"]
+            assert [v for _, v in await read_all(again, again.topics.served.topic(INTERNAL, "t"))] == [
+                b"a",
+                b"b",
+                b"c",
+                b"d",
+                b"e",
+            ]
 
     run(scenario())
 
@@ -182,13 +194,13 @@ def test_followers_free_what_the_leader_has_sealed_and_a_new_leader_reads_it_fro
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader, second = cluster.brokers.values()
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a", b"b"])
-            await leader.roll(INTERNAL, topic)
+            await leader.topics.tables.roll(INTERNAL, topic)
             await eventually_async(lambda: log_of(second).sealed_offset == 2, "not sealed at the follower")
             assert second.journal.needed_bytes == 0 or len(log_of(second).index) == 0
             cluster.elect(topic.topic_id, 0, 2)
-            assert await read_all(second, second.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
+            assert await read_all(second, second.topics.served.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
 
     run(scenario())
 
@@ -202,8 +214,8 @@ def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             first, second = cluster.brokers.values()
-            topic = second.topic(INTERNAL, "t")
-            await produce(first, first.topic(INTERNAL, "t"), [b"a"])
+            topic = second.topics.served.topic(INTERNAL, "t")
+            await produce(first, first.topics.served.topic(INTERNAL, "t"), [b"a"])
             monkeypatch.setattr(first._schedule, "roll_at_stop", _nothing)
             await cluster.stop(1)
             cluster.cut.add((1, 2))
@@ -228,20 +240,20 @@ def test_an_unclean_leader_reads_the_table_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
             first, second = cluster.brokers.values()
-            topic = first.topic(INTERNAL, "t")
+            topic = first.topics.served.topic(INTERNAL, "t")
             await produce(first, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.cut.add((2, 1))
             await produce(first, topic, [b"b"])
-            await first.roll(INTERNAL, topic)
+            await first.topics.tables.roll(INTERNAL, topic)
             await produce(first, topic, [b"lost"])
             await cluster.stop(1)
             state = cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(2,), recovering=True)
             with pytest.raises(NotLeaderOrFollowerError):
-                await produce(second, second.topic(INTERNAL, "t"), [b"x"])
+                second.topics.served.topic(INTERNAL, "t").partition(0).require_leader()
             await eventually_async(lambda: not cluster.states[topic.topic_id, 0].recovering, "not recovered")
             assert cluster.states[topic.topic_id, 0].leader_epoch == state.leader_epoch
-            mine = second.topic(INTERNAL, "t")
+            mine = second.topics.served.topic(INTERNAL, "t")
             at = await produce(second, mine, [b"c"])
             found = await read_all(second, mine)
             assert found[:2] == [(0, b"a"), (1, b"b")], "what the table has, it keeps"
@@ -254,12 +266,12 @@ def test_an_isr_whose_write_is_open_counts_until_it_is_known(tmp_path: Path) -> 
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             cluster.without_zookeeper.add(1)
             cluster.cut.add((2, 1))
-            waiting = asyncio.create_task(leader.produce(INTERNAL, topic, records([b"b"]), partition=0))
+            waiting = asyncio.create_task(leader.produce.records.produce(INTERNAL, topic, records([b"b"]), partition=0))
             await asyncio.sleep(3)
             assert not waiting.done(), "broker 2 may be in the ISR still"
             cluster.without_zookeeper.clear()
@@ -273,7 +285,7 @@ def test_a_broker_that_is_no_replica_any_more_frees_its_frames(tmp_path: Path) -
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader, second = cluster.brokers.values()
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             state = cluster.states[topic.topic_id, 0]
@@ -292,7 +304,7 @@ def test_followers_that_catch_up_while_the_isr_is_being_changed_join_after_it(tm
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.without_zookeeper.add(1)
@@ -311,7 +323,7 @@ def test_an_isr_change_that_is_refused_ends_only_the_epoch_that_asked_for_it(tmp
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             asked, answered = asyncio.Event(), asyncio.Event()
 
             async def refused(*_: object, **__: object) -> PartitionState:
@@ -337,10 +349,10 @@ def test_a_replica_whose_journal_ends_before_the_table_knows_the_tables_leaders(
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await cluster.stop(2)  # its snapshot names no leader
             await produce(leader, topic, [b"a"])
-            await leader.roll(INTERNAL, topic)
+            await leader.topics.tables.roll(INTERNAL, topic)
             cluster.cut.add((2, 1))
             again = await cluster.start(2)
             assert log_of(again).log_end_offset == 1
@@ -353,8 +365,8 @@ def test_an_unclean_leader_drops_a_tail_that_was_written_over_another_history(tm
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
             first, second = cluster.brokers.values()
-            topic = second.topic(INTERNAL, "t")
-            await produce(first, first.topic(INTERNAL, "t"), [b"a"])
+            topic = second.topics.served.topic(INTERNAL, "t")
+            await produce(first, first.topics.served.topic(INTERNAL, "t"), [b"a"])
             await all_have(cluster, 1)
             cluster.cut.update({(1, 2), (2, 1)})
             cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(2,))
@@ -364,15 +376,15 @@ def test_an_unclean_leader_drops_a_tail_that_was_written_over_another_history(tm
             await cluster.stop(2)
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,), recovering=True)
             await eventually_async(lambda: log_of(first).is_leader, "not recovered")
-            await produce(first, first.topic(INTERNAL, "t"), [b"x"])
-            await first.roll(INTERNAL, first.topic(INTERNAL, "t"))
+            await produce(first, first.topics.served.topic(INTERNAL, "t"), [b"x"])
+            await first.topics.tables.roll(INTERNAL, first.topics.served.topic(INTERNAL, "t"))
             cluster.elect(topic.topic_id, 0, -1)
             await cluster.stop(1)
             second = await cluster.start(2)
             assert (log_of(second).sealed_offset, log_of(second).log_end_offset) == (2, 3)
             cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(2,), recovering=True)
             await eventually_async(lambda: log_of(second).is_leader, "not recovered")
-            assert await read_all(second, second.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"x")]
+            assert await read_all(second, second.topics.served.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"x")]
 
     run(scenario())
 
@@ -383,7 +395,7 @@ def test_a_follower_that_may_join_counts_for_the_high_watermark_at_once(tmp_path
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             cluster.cut.add((2, 1))
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
             role = log_of(leader).require_leader()
@@ -398,7 +410,7 @@ def test_a_follower_that_may_not_join_keeps_no_other_out_and_costs_nothing(tmp_p
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             # It has lost ZooKeeper, but not its leader.
@@ -424,12 +436,12 @@ def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(
         configs = {"min.insync.replicas": "2"}
         async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.cut.add((2, 1))
-            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
+            await leader.produce.records.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
             shrinks = leader.replicas.isr_shrinks
             await asyncio.sleep(3)
@@ -443,15 +455,15 @@ def test_a_new_leader_learns_of_deleted_records_from_the_table(tmp_path: Path) -
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader, second = cluster.brokers.values()
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a", b"b"])
-            await leader.roll(INTERNAL, topic)
+            await leader.topics.tables.roll(INTERNAL, topic)
             await eventually_async(lambda: log_of(second).sealed_offset == 2, "not sealed at the follower")
-            await second.refresh(INTERNAL, second.topic(INTERNAL, "t"))
+            await second.topics.tables.refresh(INTERNAL, second.topics.served.topic(INTERNAL, "t"))
             await second._schedule.stop()  # it would look at tables
             cluster.cut.add((2, 1))
             await asyncio.sleep(0.1)
-            assert await leader.delete_records(INTERNAL, topic, 0, 2) == 2
+            assert await leader.topics.tables.delete_records(INTERNAL, topic, 0, 2) == 2
             assert log_of(second).log_start_offset == 0
             cluster.elect(topic.topic_id, 0, 2)
             await eventually_async(lambda: log_of(second).log_start_offset == 2, "not learned")
@@ -464,15 +476,15 @@ def test_records_are_shown_once_min_insync_replicas_is_lowered(tmp_path: Path) -
         configs = {"min.insync.replicas": "2"}
         async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.cut.add((2, 1))
-            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
+            await leader.produce.records.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
             assert log_of(leader).high_watermark == 1
-            await leader.alter_configs(INTERNAL, "t", {"min.insync.replicas": "1"})
+            await leader.topics.changes.alter_configs(INTERNAL, "t", {"min.insync.replicas": "1"})
             assert log_of(leader).high_watermark == 2
 
     run(scenario())
@@ -482,7 +494,7 @@ def test_a_damaged_document_is_asked_for_again_after_a_pause(tmp_path: Path) -> 
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader = cluster.brokers[1]
-            topic = leader.topic(INTERNAL, "t")
+            topic = leader.topics.served.topic(INTERNAL, "t")
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             asked = []
@@ -508,13 +520,13 @@ def test_a_damaged_document_is_asked_for_again_after_a_pause(tmp_path: Path) -> 
 def test_an_epoch_from_an_older_state_of_zookeeper_is_not_led(tmp_path: Path, known_by: str) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
-            topic = cluster.brokers[1].topic(INTERNAL, "t")
+            topic = cluster.brokers[1].topics.served.topic(INTERNAL, "t")
             old = cluster.states[topic.topic_id, 0]
             cluster.elect(topic.topic_id, 0, 1)
             newest = cluster.elect(topic.topic_id, 0, 1)
             await produce(cluster.brokers[1], topic, [b"a"])
             await all_have(cluster, 1)
-            await cluster.brokers[1].roll(INTERNAL, topic)
+            await cluster.brokers[1].topics.tables.roll(INTERNAL, topic)
             for broker in (1, 2):
                 await cluster.stop(broker)
             cluster.states[topic.topic_id, 0] = dataclasses.replace(old, leader=2)
@@ -523,7 +535,7 @@ def test_an_epoch_from_an_older_state_of_zookeeper_is_not_led(tmp_path: Path, kn
             (second,) = [await cluster.start(2)]
             assert not log_of(second).is_leader
             with pytest.raises(NotLeaderOrFollowerError):
-                await produce(second, second.topic(INTERNAL, "t"), [b"x"])
+                await produce(second, second.topics.served.topic(INTERNAL, "t"), [b"x"])
             cluster.set(topic.topic_id, 0, dataclasses.replace(newest, leader=2, leader_epoch=newest.leader_epoch + 1))
             assert log_of(second).is_leader
 
@@ -534,7 +546,7 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3) as cluster:
             zombie, second = cluster.brokers[1], cluster.brokers[2]
-            topic = zombie.topic(INTERNAL, "t")
+            topic = zombie.topics.served.topic(INTERNAL, "t")
             await produce(zombie, topic, [b"0"])
             await all_have(cluster, 1)
             log = log_of(zombie)
@@ -555,7 +567,7 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
             assert "other brokers may lead its partitions" in str(zombie.not_ready_reason)
             assert known_end(log, {}) is None
             cluster.coordinators[3].tell(topic.topic_id, 0, state)
-            await produce(second, second.topic(INTERNAL, "t"), [b"1"])
+            await produce(second, second.topics.served.topic(INTERNAL, "t"), [b"1"])
             cluster.coordinators[1].tell(topic.topic_id, 0, state)
             await all_have(cluster, 2)
             assert zombie.not_ready_reason is None, "it knows who leads"
@@ -567,7 +579,7 @@ def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_pat
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader = cluster.brokers[1]
-            await produce(leader, leader.topic(INTERNAL, "t"), [b"0"])
+            await produce(leader, leader.topics.served.topic(INTERNAL, "t"), [b"0"])
             await all_have(cluster, 1)
             log = log_of(leader)
             follower = log.followers[2]
@@ -595,12 +607,14 @@ def test_a_leader_that_was_replaced_ends_no_producer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             replaced = cluster.brokers[1]
-            topic = replaced.topic(INTERNAL, "t")
-            producer_id, _ = await replaced.init_producer(INTERNAL)
+            topic = replaced.topics.served.topic(INTERNAL, "t")
+            producer_id, _ = await replaced.produce.records.init_producer(INTERNAL)
 
             async def sent(sequence: int) -> LogStoreError | None:
                 identity = ProducerIdentity(producer_id, 0, {0: sequence})
-                result = await replaced.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=identity)
+                result = await replaced.produce.records.produce(
+                    INTERNAL, topic, records([b"x"]), partition=0, identity=identity
+                )
                 return result.partitions[0].error
 
             assert await sent(0) is None

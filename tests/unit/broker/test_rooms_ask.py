@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import operator
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,17 @@ import pytest
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_coordinator import GroupCoordinator
-from consumer_offsets.instances.instance_record import InstanceConfig
+from consumer_offsets.groups.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
-from logstore.broker.batch_producing import TopicBatches
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition, WantedPartition
-from logstore.broker.produce_appends import ProduceRequest
+from logstore.broker.fetch.fetching import FetchLimits, FetchPartition, WantedPartition
+from logstore.broker.produce.batches import TopicBatches
 from logstore.cluster.cluster_state import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
+from logstore.log.topic import Topic
 from logstore.protocol.members.identity import MemberIdentity
 from logstore.protocol.messages.groups import GroupListings
 from logstore.records.offset_record import InstanceKey
@@ -30,62 +32,74 @@ from tests.support.running_broker import CLIENT, produce, records, running_broke
 from tests.support.virtual_time import clock_of_loop, run
 
 #: Methods of a store's life, which no client calls.
-LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
-#: Between brokers: the caller has proved that it is one, or asks others about topics that were checked before.
-BETWEEN_BROKERS = {"fetch_session", "offsets_elsewhere", "ends_in_doubt"}
+LIFE = {"start", "stop", "running", "close", "topics_changed", "recover"}
+#: Methods of rooms for other rooms and for the brokers of a cluster, which check permissions themselves.
+OF_ROOMS = {
+    "topics.served": {
+        *("get", "by_id", "served", "names", "is_known", "knows_id", "partition_log", "facts", "make", "remove"),
+        *("forget_gone", "appear", "follow", "look_at_start", "was_removed", "let_go", "drop", "look_at_tables"),
+        "finish_deletion",
+    },
+    "produce.records": {"append", "append_here", "acknowledged", "require_issued"},
+}
+ROOMS = (
+    *("topics.served", "topics.changes", "topics.tables", "topics.leaders", "topics.problems", "fetch"),
+    *("produce.records", "produce.batches", "produce.batcher"),
+)
+#: Between brokers: the caller has proved that it is one.
+BETWEEN_BROKERS = {"fetch_session"}
 #: Methods that wait for things that other brokers create, and return nothing.
-WAITS = {"until_known", "until_there"}
+WAITS = {"until_there"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
 #: Each method's arguments, and the pairs of operation and type that it checks first.
 BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
-    "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
-    "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
-    "topic_by_id": (lambda topic: (topic.topic_id,), {(Operation.DESCRIBE, TOPIC)}),
-    "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
-    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
-    "elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
-    "reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
-    "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
-    "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
-    "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
-    "find_topic": (lambda _: ("t", Operation.WRITE), {(Operation.WRITE, TOPIC)}),
-    "find_or_create_topic": (lambda _: ("t", Operation.READ), {(Operation.READ, TOPIC)}),
-    "delete_topic": (lambda _: ("t",), {(Operation.DELETE, TOPIC)}),
-    "alter_configs": (lambda _: ("t", {"retention.ms": "1"}), {(Operation.ALTER_CONFIGS, TOPIC)}),
-    "add_partitions": (lambda _: ("t", 9), {(Operation.ALTER, TOPIC)}),
-    "delete_records": (lambda topic: (topic, 0, -1), {(Operation.DELETE, TOPIC)}),
-    "delete_all_records": (lambda topic: (topic, {0: -1}), {(Operation.DELETE, TOPIC)}),
-    "drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
-    "produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
-    "produce_all": (lambda topic: ([ProduceRequest(topic, records([b"x"]))],), {(Operation.WRITE, TOPIC)}),
-    "produce_batches": (lambda _: ([TopicBatches("t", [(0, b"x")])],), {(Operation.WRITE, TOPIC)}),
-    "produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
-    "begin_produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
-    "init_producer": (lambda _: (), {(Operation.IDEMPOTENT_WRITE, CLUSTER)}),
-    "fetch": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
-    "fetch_records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
-    "fetch_stored": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
-    "fetch_batches": (
+    "topics.served.all": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.served.topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.served.topic_by_id": (lambda topic: (topic.topic_id,), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.leaders.partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.leaders.partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.leaders.elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
+    "topics.leaders.reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
+    "topics.problems.all": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.served.was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
+    "topics.changes.create": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
+    "topics.changes.find": (lambda _: ("t", Operation.WRITE), {(Operation.WRITE, TOPIC)}),
+    "topics.changes.find_or_create": (lambda _: ("t", Operation.READ), {(Operation.READ, TOPIC)}),
+    "topics.changes.delete": (lambda _: ("t",), {(Operation.DELETE, TOPIC)}),
+    "topics.changes.alter_configs": (lambda _: ("t", {"retention.ms": "1"}), {(Operation.ALTER_CONFIGS, TOPIC)}),
+    "topics.changes.add_partitions": (lambda _: ("t", 9), {(Operation.ALTER, TOPIC)}),
+    "topics.tables.delete_records": (lambda topic: (topic, 0, -1), {(Operation.DELETE, TOPIC)}),
+    "topics.tables.delete_all_records": (lambda topic: (topic, {0: -1}), {(Operation.DELETE, TOPIC)}),
+    "topics.tables.drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
+    "produce.records.produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
+    "produce.batches.produce": (lambda _: ([TopicBatches("t", [(0, b"x")])],), {(Operation.WRITE, TOPIC)}),
+    "produce.batcher.produce": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
+    "produce.batcher.begin": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
+    "produce.records.init_producer": (lambda _: (), {(Operation.IDEMPOTENT_WRITE, CLUSTER)}),
+    "fetch.partition": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
+    "fetch.records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "fetch.stored": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "fetch.batches": (
         lambda topic: ([WantedPartition(topic, topic.partition(0), 0)], LIMITS),
         {(Operation.READ, TOPIC)},
     ),
-    "count_records": (lambda topic: (topic, 0, 0, 1), {(Operation.DESCRIBE, TOPIC)}),
-    "offset_for_timestamp": (lambda topic: (topic, 0, 0), {(Operation.DESCRIBE, TOPIC)}),
-    "offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
-    "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
-    "refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
-    "keyless_records": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
-    "internal_topic": (lambda _: ("__audit",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
+    "fetch.count_records": (lambda topic: (topic, 0, 0, 1), {(Operation.DESCRIBE, TOPIC)}),
+    "fetch.offset_for_timestamp": (lambda topic: (topic, 0, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "fetch.offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.tables.roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
+    "topics.tables.refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
+    "topics.tables.keyless_records": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.changes.internal": (lambda _: ("__audit",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "internal_topic": {"partitions": 1, "configs": {}},
+    "topics.changes.internal": {"partitions": 1, "configs": {}},
     "list_groups": {"limit": 9},
     "list_all_groups": {"limit": 9},
-    "produce_small": {"num_bytes": 1, "timeout_ms": 1000},
-    "begin_produce_small": {"num_bytes": 1, "timeout_ms": 1000, "told": print},
-    "fetch": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
+    "produce.batcher.produce": {"num_bytes": 1, "timeout_ms": 1000},
+    "produce.batcher.begin": {"num_bytes": 1, "timeout_ms": 1000, "told": print},
+    "fetch.partition": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
 }
 GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "commit": (lambda _: ("g", [OffsetToCommit("t", 0, 1)]), {(Operation.READ, GROUP)}),
@@ -134,6 +148,28 @@ class Watched(Nothing):
 ASKED: set[tuple[Operation, ResourceType]] = set()
 
 
+def methods_of_rooms(broker: Broker) -> dict[str, Callable[..., Any]]:
+    """Return the methods of the broker and its rooms that listeners call."""
+    found = public_methods(broker)
+    for name in ROOMS:
+        methods = public_methods(operator.attrgetter(name)(broker))
+        assert methods.keys() >= OF_ROOMS.get(name, set())
+        found |= {f"{name}.{key}": one for key, one in methods.items() if key not in OF_ROOMS.get(name, ())}
+    return found
+
+
+def test_no_listener_calls_what_rooms_keep_for_each_other() -> None:
+    own = re.compile("|".join(rf"\b{name}\.(?:{'|'.join(names)})\(" for name, names in OF_ROOMS.items()))
+    files = [
+        path
+        for room in ("ingest_api", "consumer_offsets", "logstore/kafka_listener")
+        for path in Path(room).rglob("*.py")
+    ]
+    assert len(files) > 50
+    for path in files:
+        assert own.search(path.read_text()) is None, path
+
+
 def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
     found = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
     return {
@@ -150,7 +186,7 @@ async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 async def stores(path: Path) -> AsyncIterator[tuple[Broker, GroupCoordinator, Topic]]:
     async with running_broker(path) as broker, GroupCoordinator.running(broker, clock=clock_of_loop()) as groups:
-        topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+        topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
         assert topic is not None
         await produce(broker, topic, [b"secret"])
         await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
@@ -162,7 +198,7 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
         async for broker, groups, topic in stores(tmp_path):
             instances = groups.instances
             for thing, table in ((broker, BROKER), (groups, GROUPS), (instances, INSTANCES)):
-                methods = public_methods(thing)
+                methods = methods_of_rooms(thing) if isinstance(thing, Broker) else public_methods(thing)
                 assert sorted(methods) == sorted(table), "say here how a new method is called, and what it asks for"
                 for turn, (name, (arguments, wanted)) in enumerate(table.items(), start=1):
                     assert next(iter(inspect.signature(methods[name]).parameters)) == "context", name
@@ -172,22 +208,22 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
                     except AuthorizationError:
                         told = None
-                    if name in {"topics", "groups", "all_groups", "overview", "problems"}:
+                    if name in {"topics.served.all", "groups", "all_groups", "overview", "topics.problems.all"}:
                         assert told == [], name
                     elif name in {"list_groups", "list_all_groups"}:
                         assert told == GroupListings((), None)
                     elif name == "delete_groups":
                         assert isinstance(told["g"], AuthorizationError)
-                    elif name == "produce_batches":
+                    elif name == "produce.batches.produce":
                         assert isinstance(told.outcomes[0][0].error, TopicAuthorizationError)
-                    elif name in {"fetch_records", "fetch_stored", "fetch_batches"}:
+                    elif name in {"fetch.records", "fetch.stored", "fetch.batches"}:
                         (error,) = told.answers.values()
                         assert isinstance(error, TopicAuthorizationError)
                     else:
                         assert told is None, name
-                    if name != "problems":  # there are none to ask for
+                    if name != "topics.problems.all":  # there are none to ask for
                         assert wanted == ASKED, name
-            assert [found.name for found in broker.topics(INTERNAL)] == ["t"]
+            assert [found.name for found in broker.topics.served.all(INTERNAL)] == ["t"]
             assert topic.partition(0).high_watermark == 1
             assert topic.partition(0).log_start_offset == topic.partition(0).sealed_offset == 0
             assert [found.offset for found in groups.committed(INTERNAL, "g")] == [1]
@@ -199,18 +235,18 @@ def test_a_topic_is_created_by_whom_the_cluster_or_the_name_is_given_to(tmp_path
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
             broker.authorizer.replace(Denied({CLUSTER_NAME}, 1))
-            await broker.create_topic(CLIENT, "by-name")
+            await broker.topics.changes.create(CLIENT, "by-name")
             broker.authorizer.replace(Denied({"by-cluster"}, 2))
-            await broker.create_topic(CLIENT, "by-cluster")
+            await broker.topics.changes.create(CLIENT, "by-cluster")
             broker.authorizer.replace(Denied({"neither", CLUSTER_NAME}, 3))
             for refused in (
-                broker.create_topic(CLIENT, "neither"),
-                broker.create_topic(CLIENT, "neither", validate_only=True),
-                broker.find_or_create_topic(CLIENT, "neither", Operation.READ),
+                broker.topics.changes.create(CLIENT, "neither"),
+                broker.topics.changes.create(CLIENT, "neither", validate_only=True),
+                broker.topics.changes.find_or_create(CLIENT, "neither", Operation.READ),
             ):
                 with pytest.raises(TopicAuthorizationError):
                     await refused
-            assert [topic.name for topic in broker.topics(INTERNAL)] == ["by-cluster", "by-name"]
+            assert [topic.name for topic in broker.topics.served.all(INTERNAL)] == ["by-cluster", "by-name"]
 
     run(scenario())
 
@@ -218,7 +254,7 @@ def test_a_topic_is_created_by_whom_the_cluster_or_the_name_is_given_to(tmp_path
 def test_a_group_commits_and_shows_only_topics_that_it_may(tmp_path: Path) -> None:
     async def scenario() -> None:
         async for broker, groups, _ in stores(tmp_path):
-            await broker.create_topic(INTERNAL, "u", partitions=1)
+            await broker.topics.changes.create(INTERNAL, "u", partitions=1)
             both = [OffsetToCommit("u", 0, 0), OffsetToCommit("t", 1, 0)]
             await groups.commit(CLIENT, "g", both)
             broker.authorizer.replace(Denied({"t"}, 1))
@@ -236,9 +272,9 @@ def test_a_group_commits_and_shows_only_topics_that_it_may(tmp_path: Path) -> No
 def test_only_the_store_itself_writes_to_its_own_topics(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.internal_topic(INTERNAL, "__audit", partitions=1, configs={})
+            topic = await broker.topics.changes.internal(INTERNAL, "__audit", partitions=1, configs={})
             with pytest.raises(InvalidTopicError):
-                await broker.produce(CLIENT, topic, records([b"x"]))
+                await broker.produce.records.produce(CLIENT, topic, records([b"x"]))
             assert await produce(broker, topic, [b"x"]) == 0
 
     run(scenario())

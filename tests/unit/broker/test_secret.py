@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from logstore.broker.secret import load_secret, load_shared_secret
+from logstore.broker.produce.secret import load_secret, load_shared_secret
 from logstore.filesystem import FileSystem
 
 

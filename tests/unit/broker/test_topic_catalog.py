@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
+from logstore.broker.topics.catalog import TopicCatalog, check_no_collision, check_topic_name
 from logstore.errors import InvalidTopicError, TopicExistsError
 from logstore.names import INTERNAL_TOPICS, is_internal
 from logstore.records.offset_record import OFFSETS_TOPIC

@@ -40,11 +40,11 @@ def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def topic_of_many(broker: Broker, rolls: int = MERGE_AT + 8, **configs: str) -> Topic:
-    topic = await broker.create_topic(INTERNAL, "t", configs=CONFIGS | configs)
+    topic = await broker.topics.changes.create(INTERNAL, "t", configs=CONFIGS | configs)
     assert topic
     for at in range(rolls):
         await produce(broker, topic, [b"%d" % at, None])
-        await broker.roll(INTERNAL, topic)
+        await broker.topics.tables.roll(INTERNAL, topic)
     return topic
 
 
@@ -73,9 +73,9 @@ def test_many_small_segments_become_few_and_the_records_stay(tmp_path: Path) -> 
             (newest,) = DeltaTable(path_of(topic.table)).history(1)
             assert newest["logstore.operation"] == "merge"
             assert await produce(broker, topic, [b"next"]) == 80
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "t")
+            topic = broker.topics.served.topic(INTERNAL, "t")
             assert await read_all(broker, topic) == [*before, (80, b"next")]
 
     run(scenario())
@@ -92,7 +92,7 @@ def test_a_merge_in_the_middle_of_a_read_doubles_no_record(
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic, loop = await topic_of_many(broker), asyncio.get_running_loop()
-            log, reader = topic.partition(0), broker._fetching._reader
+            log, reader = topic.partition(0), broker.fetch._reader
             place, places = SliceReader._place, 0
 
             def merged_before_the_third(slices: SliceReader, *asked: Any) -> Any:
@@ -302,12 +302,12 @@ def test_after_the_rolls_and_their_merge_were_overwritten_the_merged_file_is_com
 def test_a_file_that_cannot_be_read_keeps_the_others_from_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs=CONFIGS)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2, configs=CONFIGS)
             assert topic
             for at in range(MERGE_AT + 8):
                 for partition in (0, 1):
                     await produce(broker, topic, [b"%d" % at], partition=partition)
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             bad = path_of(topic.table) / topic.partition(0).segments.files[5].path
             content = bytearray(bad.read_bytes())
             content[20] ^= 1
@@ -363,7 +363,7 @@ def test_a_merge_that_was_committed_keeps_its_file_whatever_fails_after_it(
                     await broker._upkeep.merge(topic)
             assert topic.table.snapshot().paths <= on_disk(topic)
             assert len(topic.table.snapshot().paths) < 10
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == before
 
     run(scenario())

@@ -24,19 +24,21 @@ def retain(data) -> None:
 
 
 async def fetch(broker, topic, offset):
-    return await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+    return await broker.fetch.partition(INTERNAL, topic, 0, offset, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
 
 
 def test_all_of_history_may_go_and_the_log_goes_on(tmp_path):
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "events", partitions=1, configs={"retention.bytes": "0"})
+            topic = await broker.topics.changes.create(
+                INTERNAL, "events", partitions=1, configs={"retention.bytes": "0"}
+            )
             await produce(broker, topic, [b"0", b"1", b"2"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert len(await read_all(broker, topic)) == 3
             retain(tmp_path)
             await produce(broker, topic, [b"3"])
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             await produce(broker, topic, [b"4"])
             assert topic.partition(0).log_start_offset == 3
             for offset in (0, 2):
@@ -45,7 +47,7 @@ def test_all_of_history_may_go_and_the_log_goes_on(tmp_path):
             assert await read_all(broker, topic) == [(3, b"3"), (4, b"4")]
         retain(tmp_path)
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic(INTERNAL, "events")
+            topic = broker.topics.served.topic(INTERNAL, "events")
             partition_log = topic.partition(0)
             assert (partition_log.log_start_offset, partition_log.sealed_offset) == (5, 5)
             assert await read_all(broker, topic) == []
@@ -60,10 +62,12 @@ def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "events", partitions=1, configs={"retention.bytes": "1"})
+            topic = await broker.topics.changes.create(
+                INTERNAL, "events", partitions=1, configs={"retention.bytes": "1"}
+            )
             for value in (b"0", b"1"):
                 await produce(broker, topic, [value])
-                await broker.roll(INTERNAL, topic)
+                await broker.topics.tables.roll(INTERNAL, topic)
             first = path_of(topic.table) / topic.partition(0).segments.files[0].path
             retain(tmp_path)
             first.unlink()
@@ -91,7 +95,7 @@ def test_an_idle_topic_empties_by_itself(tmp_path, configs):
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic(INTERNAL, "events", configs=configs)
+            topic = await broker.topics.changes.create(INTERNAL, "events", configs=configs)
             for value in (b"0", b"1"):
                 await produce_keyed(broker, topic, value)
             clock.advance(3_600_000 - 1_000)
@@ -103,7 +107,7 @@ def test_an_idle_topic_empties_by_itself(tmp_path, configs):
             await eventually_async(lambda: topic.partition(0).sealed_offset == 2)
             retained = retain_at(tmp_path, clock.now_ms())
             assert (retained.partitions, retained.after.records) == ((0,), 0)
-            await broker.refresh(INTERNAL, topic)
+            await broker.topics.tables.refresh(INTERNAL, topic)
             assert (topic.partition(0).log_start_offset, await read_all(broker, topic)) == (2, [])
             assert await produce_keyed(broker, topic, b"2") == 2
 
@@ -118,6 +122,6 @@ def retain_at(data, now_ms):
 
 
 async def produce_keyed(broker, topic, value):
-    result = await broker.produce(INTERNAL, topic, records([value], keys=[b"k"]), partition=0)
+    result = await broker.produce.records.produce(INTERNAL, topic, records([value], keys=[b"k"]), partition=0)
     result.require_stored()
     return result.partitions[0].base_offset

@@ -131,7 +131,7 @@ Shard = CoordinatorShard[Counters]
 @contextlib.asynccontextmanager
 async def running(data: Path, clock: Clock | None = None, **options: Any) -> AsyncIterator[tuple[Broker, Shard]]:
     async with running_broker(data, clock=clock, **options) as broker:
-        topic = await broker.internal_topic(INTERNAL, TOPIC, partitions=1, configs={"segment.ms": "100000000"})
+        topic = await broker.topics.changes.internal(INTERNAL, TOPIC, partitions=1, configs={"segment.ms": "100000000"})
         shard = CoordinatorShard(broker, topic, 0, Counters, clock or clock_of_loop())
         await load(shard)
         try:
@@ -150,14 +150,14 @@ def add(shard: Shard, *names: str) -> "asyncio.Future[Any]":
 
 
 def log_end(broker: Broker) -> int:
-    return broker.topic(INTERNAL, TOPIC).partitions[0].high_watermark
+    return broker.topics.served.topic(INTERNAL, TOPIC).partitions[0].high_watermark
 
 
 def lead(broker: Broker, leader: int) -> int:
     """Let ``leader`` lead the partition with a new epoch, as the coordinator reports it."""
-    topic = broker.topic(INTERNAL, TOPIC)
+    topic = broker.topics.served.topic(INTERNAL, TOPIC)
     epoch = topic.partitions[0].leader_epoch + 1
-    broker._topics._partition_changed(topic.topic_id, 0, PartitionState(leader, epoch, (leader,), (leader,)))
+    broker.topics.served._partition_changed(topic.topic_id, 0, PartitionState(leader, epoch, (leader,), (leader,)))
     return epoch
 
 
@@ -172,7 +172,7 @@ def test_what_was_answered_is_there_after_a_restart(tmp_path: Path) -> None:
         for _ in range(2):
             async with running(tmp_path) as (broker, shard):
                 assert shard.machine.totals == {"a": 2, "b": 1}
-                await broker.roll(INTERNAL, broker.topic(INTERNAL, TOPIC))
+                await broker.topics.tables.roll(INTERNAL, broker.topics.served.topic(INTERNAL, TOPIC))
         async with running(tmp_path) as (broker, shard):
             assert await add(shard, "a") == [3]
 
@@ -203,7 +203,7 @@ def test_answers_wait_for_their_records_and_for_those_before(tmp_path: Path) -> 
 def test_events_of_one_moment_are_one_append_and_those_of_an_event_are_never_parted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
-            index = broker.topic(INTERNAL, TOPIC).partitions[0].index
+            index = broker.topics.served.topic(INTERNAL, TOPIC).partitions[0].index
             await asyncio.gather(*(add(shard, f"a{each}") for each in range(100)))
             assert [frame.end_offset for frame in index.frames_by_bytes(0, 1 << 30, 1 << 30)] == [100]
             # One append cannot hold all of these, so it is split between events.
@@ -224,9 +224,9 @@ def test_of_records_with_one_key_in_an_append_the_last_is_written(tmp_path: Path
             assert answers == [[each, 1] for each in range(1, 1001)]
             stored_at = dict(shard.machine.stored_at)
             assert log_end(broker) == len(set(stored_at.values())) < 1010
-            records = await broker.fetch(
+            records = await broker.fetch.partition(
                 INTERNAL,
-                broker.topic(INTERNAL, TOPIC),
+                broker.topics.served.topic(INTERNAL, TOPIC),
                 0,
                 0,
                 max_bytes=1 << 30,
@@ -282,13 +282,13 @@ def test_a_shard_that_moves_forgets_everything_and_finds_it_again_in_the_log(tmp
 def test_a_load_waits_for_an_append_that_has_no_offsets_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
-            encoded, produce = asyncio.Event(), broker.produce
+            encoded, produce = asyncio.Event(), broker.produce.records.produce
 
             async def produce_later(*args: Any, **options: Any) -> Any:
                 await encoded.wait()  # as a large request does in its thread
                 return await produce(*args, **options)
 
-            monkeypatch.setattr(broker, "produce", produce_later)
+            monkeypatch.setattr(broker.produce.records, "produce", produce_later)
             under_way = add(shard, "a")
             await asyncio.sleep(0)
             shard.unload()
@@ -309,7 +309,9 @@ def test_of_an_append_whose_outcome_is_unknown_the_log_decides(tmp_path: Path) -
         async with running(tmp_path) as (broker, shard):
             await add(shard, "a")
             under_way, waiting = add(shard, "a"), shard.request(Read)
-            await eventually_async(lambda: broker.topic(INTERNAL, TOPIC).partitions[0].next_offset > 1, every_s=0)
+            await eventually_async(
+                lambda: broker.topics.served.topic(INTERNAL, TOPIC).partitions[0].next_offset > 1, every_s=0
+            )
             lead(broker, broker.broker_id)
             later = add(shard, "a", "b")
             for future in (under_way, waiting, later):
@@ -362,7 +364,7 @@ def test_a_machine_that_raises_is_loaded_again(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
-            await produce(broker, broker.topic(INTERNAL, TOPIC), [b"1"])
+            await produce(broker, broker.topics.served.topic(INTERNAL, TOPIC), [b"1"])
             await load(shard)
             for _ in range(2):
                 with pytest.raises(CorruptionError, match=f"{TOPIC}-0, offset 0: no key"):

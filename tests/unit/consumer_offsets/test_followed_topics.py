@@ -43,9 +43,9 @@ def test_regexes_match_the_topics_that_are_there(tmp_path: Path, monkeypatch: py
                 for _ in range(rng.choice((1, 1, 3))):
                     name = "".join(rng.choices("ab", k=rng.randint(1, 3)))
                     if name in there:
-                        await broker.delete_topic(INTERNAL, name)
+                        await broker.topics.changes.delete(INTERNAL, name)
                     else:
-                        await broker.create_topic(INTERNAL, name, partitions=1)
+                        await broker.topics.changes.create(INTERNAL, name, partitions=1)
                     there ^= {name}
                 assert topics.topics.keys() == there
                 # Some regexes are asked for often, others rarely.
@@ -72,14 +72,14 @@ def test_a_change_is_looked_at_and_no_other_topic(tmp_path: Path, monkeypatch: p
     async def scenario() -> None:
         async with following(tmp_path) as (broker, topics):
             for number in range(10):
-                await broker.create_topic(INTERNAL, f"t{number}", partitions=1)
+                await broker.topics.changes.create(INTERNAL, f"t{number}", partitions=1)
             regexes = [f"t[0-{number}]" for number in range(10)]
             before = [topics.matching(regex) for regex in regexes]
             assert [len(names) for names in before] == list(range(1, 11))
             looked_at.clear()
-            await broker.create_topic(INTERNAL, "u", partitions=1)
-            await broker.delete_topic(INTERNAL, "t9")
-            await broker.add_partitions(INTERNAL, "t0", 2)
+            await broker.topics.changes.create(INTERNAL, "u", partitions=1)
+            await broker.topics.changes.delete(INTERNAL, "t9")
+            await broker.topics.changes.add_partitions(INTERNAL, "t0", 2)
             after = [topics.matching(regex) for regex in regexes]
             assert sorted(looked_at) == ["u"] * 10
             # The object is the same, because members compare it with theirs.

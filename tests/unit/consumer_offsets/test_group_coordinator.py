@@ -74,7 +74,9 @@ async def running(data: Path, **options: Any) -> AsyncIterator[Store]:
 
 async def new_topic(broker: Broker, name: str = "t", partitions: int = 2, count: int = 5) -> None:
     """Create a topic whose partitions have ``count`` records each."""
-    topic = await broker.create_topic(INTERNAL, name, partitions=partitions, configs={"segment.ms": "100000000"})
+    topic = await broker.topics.changes.create(
+        INTERNAL, name, partitions=partitions, configs={"segment.ms": "100000000"}
+    )
     assert topic is not None
     for partition in range(partitions):
         await produce(broker, topic, [b"x"] * count, partition=partition)
@@ -85,7 +87,7 @@ def committed(groups: GroupCoordinator, group: str = "g") -> dict[tuple[str, int
 
 
 def log_ends(broker: Broker) -> list[int]:
-    return [found.next_offset for found in broker.topic(INTERNAL, OFFSETS_TOPIC).partitions]
+    return [found.next_offset for found in broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC).partitions]
 
 
 def test_the_last_commit_counts_also_after_a_restart(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_a_refused_commit_leaves_nothing(
             with pytest.raises(error):
                 await groups.commit(INTERNAL, group, offsets)
             assert groups.groups(INTERNAL) == []
-            assert [topic.name for topic in broker.topics(INTERNAL, include_internal=True)] == ["t"]
+            assert [topic.name for topic in broker.topics.served.all(INTERNAL, include_internal=True)] == ["t"]
 
     run(scenario())
 
@@ -203,7 +205,7 @@ def test_offsets_belong_to_a_topic_and_not_to_its_name(tmp_path: Path) -> None:
                 await groups.commit(INTERNAL, "g", [OffsetToCommit(name, 0, 4)])
             await groups.commit(INTERNAL, "only-t", [OffsetToCommit("t", 1, 1)])
             racing = asyncio.gather(
-                broker.delete_topic(INTERNAL, "t"),
+                broker.topics.changes.delete(INTERNAL, "t"),
                 groups.commit(INTERNAL, "late", [OffsetToCommit("t", 1, 1)]),
                 return_exceptions=True,
             )
@@ -227,19 +229,19 @@ def test_a_commit_that_waits_while_its_topic_is_made_again_is_refused(
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             await groups.commit(INTERNAL, "other", [OffsetToCommit("t", 0, 0)])
-            before = str(broker.topic(INTERNAL, "t").topic_id)
-            internal_topic, going_on = broker.internal_topic, asyncio.Event()
+            before = str(broker.topics.served.topic(INTERNAL, "t").topic_id)
+            internal_topic, going_on = broker.topics.changes.internal, asyncio.Event()
 
             async def wait_for_it(*given: Any, **options: Any) -> Any:
                 await going_on.wait()
                 return await internal_topic(*given, **options)
 
-            monkeypatch.setattr(broker, "internal_topic", wait_for_it)
+            monkeypatch.setattr(broker.topics.changes, "internal", wait_for_it)
             offsets = [OffsetToCommit("t", 0, 4, topic_id=before)]
             committing = asyncio.create_task(groups.commit(INTERNAL, "g", offsets))
             await asyncio.sleep(0)
             monkeypatch.undo()
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             await new_topic(broker)
             ends = log_ends(broker)
             going_on.set()
@@ -248,7 +250,9 @@ def test_a_commit_that_waits_while_its_topic_is_made_again_is_refused(
             assert log_ends(broker) == ends
             assert groups.groups(INTERNAL) == []
             await groups.commit(
-                INTERNAL, "g", [OffsetToCommit("t", 0, 4, topic_id=str(broker.topic(INTERNAL, "t").topic_id))]
+                INTERNAL,
+                "g",
+                [OffsetToCommit("t", 0, 4, topic_id=str(broker.topics.served.topic(INTERNAL, "t").topic_id))],
             )
             assert committed(groups) == {("t", 0): 4}
 
@@ -263,7 +267,7 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(tmp_pat
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 4)])
         async with running_broker(tmp_path) as broker:
             # No coordinator sees the deletion, as if the process ended between the deletion and the tombstones.
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             if made_again:
                 await new_topic(broker)
             ends = log_ends(broker)
@@ -338,7 +342,7 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
                     await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 3)])
             assert committed(groups) == {("t", 0): 2}
             # The topic is deleted, although its offsets cannot be deleted now.
-            await broker.delete_topic(INTERNAL, "t")
+            await broker.topics.changes.delete(INTERNAL, "t")
             assert groups.groups(INTERNAL) == []
 
     run(scenario())
@@ -470,19 +474,19 @@ def test_the_topic_is_the_stores_own_and_compacted(tmp_path: Path) -> None:
         async with running(tmp_path, offsets_topic_num_partitions=3) as (broker, groups):
             await new_topic(broker)
             await asyncio.gather(*(groups.commit(INTERNAL, f"g{n}", [OffsetToCommit("t", 0, n)]) for n in range(5)))
-            topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
+            topic = broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC)
             assert topic.is_internal
             assert topic.config.compacted
             assert topic.config.segment_ms == 5000
             assert len(topic.partitions) == 3
             before = log_ends(broker)
             for refused in (
-                broker.produce(CLIENT, topic, records([b"x"], keys=[b"k"])),
-                broker.delete_topic(INTERNAL, OFFSETS_TOPIC),
-                broker.alter_configs(INTERNAL, OFFSETS_TOPIC, {"cleanup.policy": "delete"}),
-                broker.add_partitions(INTERNAL, OFFSETS_TOPIC, 9),
-                broker.delete_records(INTERNAL, topic, 0, -1),
-                broker.create_topic(INTERNAL, OFFSETS_TOPIC),
+                broker.produce.records.produce(CLIENT, topic, records([b"x"], keys=[b"k"])),
+                broker.topics.changes.delete(INTERNAL, OFFSETS_TOPIC),
+                broker.topics.changes.alter_configs(INTERNAL, OFFSETS_TOPIC, {"cleanup.policy": "delete"}),
+                broker.topics.changes.add_partitions(INTERNAL, OFFSETS_TOPIC, 9),
+                broker.topics.tables.delete_records(INTERNAL, topic, 0, -1),
+                broker.topics.changes.create(INTERNAL, OFFSETS_TOPIC),
             ):
                 with pytest.raises(InvalidTopicError):
                     await refused
@@ -490,7 +494,7 @@ def test_the_topic_is_the_stores_own_and_compacted(tmp_path: Path) -> None:
         # The setting counted when the topic was made, so a group stays in its partition.
         async with running(tmp_path, offsets_topic_num_partitions=7) as (broker, groups):
             await groups.commit(INTERNAL, "g1", [OffsetToCommit("t", 0, 5)])
-            assert len(broker.topic(INTERNAL, OFFSETS_TOPIC).partitions) == 3
+            assert len(broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC).partitions) == 3
         async with running(tmp_path) as (broker, groups):
             assert [committed(groups, group)["t", 0] for group in groups.groups(INTERNAL)] == [0, 5, 2, 3, 4]
 
@@ -504,8 +508,8 @@ def test_records_that_no_coordinator_has_written_keep_only_the_groups_of_their_p
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
-            topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
-            await broker.produce(INTERNAL, topic, records([b"{}"], keys=[b"k"]), partition=2)
+            topic = broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC)
+            await broker.produce.records.produce(INTERNAL, topic, records([b"{}"], keys=[b"k"]), partition=2)
             again = await GroupCoordinator.start(broker)
             names = {partition_for(f"g{n}", len(topic.partitions)): f"g{n}" for n in range(100)}
             with pytest.raises(QuarantinedError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
@@ -613,7 +617,7 @@ def test_a_reader_that_requires_stable_offsets_waits_for_the_end_of_a_transactio
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 1)])
             shard = groups._shards.find_shard("g")
             assert shard is not None
-            topic_id = str(broker.topic(INTERNAL, "t").topic_id)
+            topic_id = str(broker.topics.served.topic(INTERNAL, "t").topic_id)
             pending = OffsetCommit(4, 1, "", -1, topic_id, 5)
             shard.machine.offsets.replay(100, OffsetKey("g", "t", 0), pending, producer_id=7)
             assert committed(groups) == {("t", 0): 1, ("t", 1): 1}
@@ -633,12 +637,12 @@ def test_groups_move_with_the_leader_of_their_partition(tmp_path: Path) -> None:
             names = {partition_for(f"g{n}", 2): f"g{n}" for n in range(20)}
             for name in names.values():
                 await groups.commit(INTERNAL, name, [OffsetToCommit("t", 0, 1)])
-            topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
+            topic = broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC)
 
             def lead(leader: int) -> None:
                 here = (broker.broker_id,)
                 state = PartitionState(leader, topic.partitions[0].leader_epoch + 1, here, here)
-                broker._topics._partition_changed(topic.topic_id, 0, state)
+                broker.topics.served._partition_changed(topic.topic_id, 0, state)
 
             lead(-1)
             with pytest.raises(NotCoordinatorError):

@@ -69,11 +69,17 @@ class GroupModel(RuleBasedStateMachine):
     def produce(self, topic: str, count: int) -> None:
         if topic not in self.ends:
             self.run(
-                self.broker.create_topic(INTERNAL, topic, partitions=PARTITIONS, configs={"segment.ms": "100000000"})
+                self.broker.topics.changes.create(
+                    INTERNAL, topic, partitions=PARTITIONS, configs={"segment.ms": "100000000"}
+                )
             )
             self.ends[topic] = [0] * PARTITIONS
         for partition in range(PARTITIONS):
-            self.run(produce(self.broker, self.broker.topic(INTERNAL, topic), [b"x"] * count, partition=partition))
+            self.run(
+                produce(
+                    self.broker, self.broker.topics.served.topic(INTERNAL, topic), [b"x"] * count, partition=partition
+                )
+            )
             self.ends[topic][partition] += count
 
     def asked(self, wanted: Wanted) -> list[OffsetToCommit]:
@@ -137,15 +143,15 @@ class GroupModel(RuleBasedStateMachine):
     @rule(topic=topics)
     def delete_topic(self, topic: str) -> None:
         if topic in self.ends:
-            self.run(self.broker.delete_topic(INTERNAL, topic))
+            self.run(self.broker.topics.changes.delete(INTERNAL, topic))
             del self.ends[topic]
             kept = {g: {k: v for k, v in found.items() if k[0] != topic} for g, found in self.model.items()}
             self.model = {group: found for group, found in kept.items() if found}
 
     @rule()
     def roll(self) -> None:
-        for topic in self.broker.topics(INTERNAL, include_internal=True):
-            self.run(self.broker.roll(INTERNAL, topic))
+        for topic in self.broker.topics.served.all(INTERNAL, include_internal=True):
+            self.run(self.broker.topics.tables.roll(INTERNAL, topic))
 
     @rule()
     def restart(self) -> None:

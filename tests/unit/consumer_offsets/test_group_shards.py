@@ -10,7 +10,7 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_shards import OFFSETS_TOPIC_CONFIGS
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.context import INTERNAL
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.errors import CoordinatorLoadInProgressError, NotCoordinatorError
 from logstore.filesystem import FileSystem
 from logstore.records.offset_record import OFFSETS_TOPIC
@@ -44,7 +44,7 @@ def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_
             killed.elect(topic_id, partition, 1)
         broker = await killed.start(1)
         try:
-            assert not broker.topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader().is_settled
+            assert not broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader().is_settled
             async with asyncio.timeout(_SOON_S):
                 groups = await GroupCoordinator.start(broker, clock=clock_of_loop())
             await killed.start(2)
@@ -66,7 +66,7 @@ def test_a_coordinator_that_is_cut_off_tells_no_old_offsets(tmp_path: Path) -> N
             GroupCoordinator.running(cluster.brokers[1], clock=clock_of_loop()) as groups,
         ):
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0)])
-            leader = cluster.brokers[1].topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader()
+            leader = cluster.brokers[1].topics.served.topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader()
             leader._has_lease = lambda: False
             assert is_committed(groups), "while its follower follows"
             leader._is_followed = lambda _: False

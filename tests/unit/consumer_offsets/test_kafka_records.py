@@ -12,7 +12,7 @@ from consumer_offsets.groups.group_record import (
     GroupRecord,
     Tombstone,
 )
-from consumer_offsets.instances.instance_record import InstanceKey
+from consumer_offsets.groups.instance_record import InstanceKey
 from consumer_offsets.kafka_records import kafka_record
 from logstore.records.offset_record import OffsetCommit, OffsetKey, OffsetRecord
 

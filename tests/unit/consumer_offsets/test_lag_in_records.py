@@ -47,7 +47,9 @@ def test_records_that_compaction_left_count_and_the_oldest_says_how_late(
             (lag,) = await groups.fetch_lag_in_records(INTERNAL, "g")
             assert (lag.lag, lag.records_behind, lag.lag_ms) == (10 - committed, records, 1_000 * seconds)
             keyed = records_of([b"x", b"y"], keys=[b"a", b"b"])
-            await broker.produce(INTERNAL, broker.topic(INTERNAL, "t"), keyed, partition=0)
+            await broker.produce.records.produce(
+                INTERNAL, broker.topics.served.topic(INTERNAL, "t"), keyed, partition=0
+            )
             (lag,) = await groups.fetch_lag_in_records(INTERNAL, "g")
             assert (lag.lag, lag.records_behind, lag.lag_ms) == (12 - committed, records + 2, 1_000 * seconds)
 
@@ -59,7 +61,7 @@ def test_a_topic_that_was_emptied_holds_nobody_up(tmp_path: Path) -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
-            await broker.delete_records(INTERNAL, broker.topic(INTERNAL, "t"), 0, 5)
+            await broker.topics.tables.delete_records(INTERNAL, broker.topics.served.topic(INTERNAL, "t"), 0, 5)
             first, second = await groups.fetch_lag_in_records(INTERNAL, "g")
             assert (first.lag, first.records_behind, first.lag_ms) == (4, 0, 0)
             assert (second.lag, second.records_behind) == (5, 5)

@@ -36,12 +36,12 @@ async def filled(data: Path) -> AsyncIterator[Store]:
     """Fill topic ``t`` with offsets [2, 10) in both partitions, ``u`` with [0, 5); group ``g`` is at t-0 5, u-0 1."""
     async with running_broker(data) as broker, GroupCoordinator.running(broker, clock=clock_of_loop()) as groups:
         for name, partitions, count in (("t", 2, 10), ("u", 1, 5)):
-            topic = await broker.create_topic(INTERNAL, name, partitions=partitions)
+            topic = await broker.topics.changes.create(INTERNAL, name, partitions=partitions)
             assert topic is not None
             for partition in range(partitions):
                 await produce(broker, topic, [b"x"] * count, partition=partition)
                 if name == "t":
-                    await broker.delete_records(INTERNAL, topic, partition, 2)
+                    await broker.topics.tables.delete_records(INTERNAL, topic, partition, 2)
         await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 5, "mine"), OffsetToCommit("u", 0, 1)])
         yield broker, groups
 

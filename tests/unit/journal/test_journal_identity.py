@@ -98,7 +98,7 @@ def test_after_a_file_has_lost_its_name_nothing_is_acknowledged(tmp_path: Path) 
             failures: list[None] = []
             record = MemoryRecord()
             async with running(directory, record=record) as (journal, _):
-                journal.on_failure = lambda told=failures: told.append(None)
+                journal.on_failure(lambda told=failures: told.append(None))
                 location = (await journal.append([data_frame(0)]))[0]
                 assert journal.lost_file is None
                 (path,) = directory.glob("*.log")

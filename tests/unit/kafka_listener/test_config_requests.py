@@ -54,7 +54,7 @@ def test_the_keys_of_a_topic_are_described_with_all_layers(tmp_path: Path, versi
     async def scenario() -> None:
         defaults = {"log.retention.hours": "2", "message.max.bytes": "5000"}
         async with kafka_handlers(tmp_path, broker_defaults=defaults) as handlers:
-            await handlers.broker.create_topic(INTERNAL, "t", configs={"retention.ms": "1000"})
+            await handlers.broker.topics.changes.create(INTERNAL, "t", configs={"retention.ms": "1000"})
             (found,) = await describe(handlers, (TOPIC, "t"), version=version)
             assert (found.error_code, found.error_message) == (0, None)
             configs = {one.name: one for one in found.configs}
@@ -111,7 +111,7 @@ def test_resources_that_cannot_be_described_have_an_error_of_their_own(tmp_path:
         denied = Authorizer(Denied(["hidden", "kafka-cluster"]))
         async with kafka_handlers(tmp_path, authorizer=denied) as handlers:
             for name in ("t", "hidden"):
-                await handlers.broker.create_topic(INTERNAL, name)
+                await handlers.broker.topics.changes.create(INTERNAL, name)
             asked = [(TOPIC, "gone"), (TOPIC, "hidden"), (BROKER, "0"), (8, "0"), (16, "metrics"), (TOPIC, "t")]
             found = await describe(handlers, *asked)
             wanted = [UNKNOWN, NOT_ALLOWED, NOT_ALLOWED_CLUSTER, INVALID_REQUEST, INVALID_REQUEST, 0]
@@ -125,7 +125,7 @@ def test_a_resource_is_described_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             for name in ("a", "b"):
-                await handlers.broker.create_topic(INTERNAL, name)
+                await handlers.broker.topics.changes.create(INTERNAL, name)
             resource = DescribeConfigsRequest.DescribeConfigsResource
             asked = [resource(resource_type=TOPIC, resource_name=name) for name in [*"ab" * 3000]]
             answer = await handlers.ask(DESCRIBE, 4, DescribeConfigsRequest(resources=asked))
@@ -165,7 +165,7 @@ async def alter(handlers: Handlers, *changes, validate_only: bool = False, versi
 def test_keys_that_a_replacement_does_not_name_are_reset(tmp_path: Path, version: int) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topic = await handlers.broker.create_topic(
+            topic = await handlers.broker.topics.changes.create(
                 INTERNAL, "t", configs={"retention.ms": "1000", "segment.ms": "7", "key.format": "string"}
             )
             new = {"retention.ms": "2000", "retention.bytes": "9", "key.format": "string"}
@@ -185,7 +185,10 @@ def test_keys_that_a_replacement_does_not_name_are_reset(tmp_path: Path, version
 def test_replacements_that_are_refused_change_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topics = [await handlers.broker.create_topic(INTERNAL, name, configs={"segment.ms": "7"}) for name in "abc"]
+            topics = [
+                await handlers.broker.topics.changes.create(INTERNAL, name, configs={"segment.ms": "7"})
+                for name in "abc"
+            ]
             resources = [
                 replacement("a", {"retention.ms": "1", "no.key": "1"}),
                 replacement("b", {"retention.ms": None}),
@@ -213,7 +216,7 @@ def test_replacements_that_are_refused_change_nothing(tmp_path: Path) -> None:
 def test_keys_are_set_reset_appended_to_and_subtracted_from(tmp_path: Path, version: int) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", configs={"segment.ms": "7"})
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", configs={"segment.ms": "7"})
 
             async def altered(*operations: tuple[int, str, str | None], validate_only: bool = False) -> None:
                 (answer,) = await alter(
@@ -240,7 +243,7 @@ def test_changes_that_are_refused_change_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied(["hidden"]))) as handlers:
             names = ["a", "b", "c", "d", "e", "f", "g", "h", "hidden"]
-            topics = [await handlers.broker.create_topic(INTERNAL, name) for name in names]
+            topics = [await handlers.broker.topics.changes.create(INTERNAL, name) for name in names]
             answers = await alter(
                 handlers,
                 change("a", (SET, "segment.ms", "5"), (SET, "retention.ms", "soon")),
@@ -278,7 +281,7 @@ def test_changes_that_are_refused_change_nothing(tmp_path: Path) -> None:
 def test_the_stores_own_topics_are_not_changed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            await handlers.broker.internal_topic(INTERNAL, "__audit", partitions=1, configs={})
+            await handlers.broker.topics.changes.internal(INTERNAL, "__audit", partitions=1, configs={})
             (answer,) = await alter(handlers, change("__audit", (SET, "retention.ms", "1")))
             assert answer.error_code == INVALID_TOPIC
 

@@ -12,8 +12,9 @@ import pytest
 
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
-from logstore.kafka_listener.connection import REQUESTS_IN_HAND_MAX, ConnectionLimits
+from logstore.kafka_listener.connection import REQUESTS_IN_HAND_MAX
 from logstore.kafka_listener.dispatch import HANDLERS
+from logstore.kafka_listener.listening import ConnectionLimits
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.messages import (
     ApiVersionsRequest,
@@ -395,7 +396,7 @@ def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
                 long.send(PRODUCE, 9, produce_request({0: batch_of(b"x" * 500_000)}))
                 short.send(PRODUCE, 9, produce_request({0: batch_of(b"x" * 500)}))
                 await asyncio.sleep(0.2)
-                assert server.store.broker.topic(INTERNAL, "t").partition(0).high_watermark == 0
+                assert server.store.broker.topics.served.topic(INTERNAL, "t").partition(0).high_watermark == 0
                 # Heartbeats and similar requests are served.
                 other = await server.connect()
                 assert (await other.ask(METADATA, 13, ALL_TOPICS)).error_code == 0
@@ -423,7 +424,7 @@ def test_a_full_journal_makes_producers_wait_and_asks_them_for_a_pause(tmp_path:
             await asyncio.sleep(0.3)
             assert topic.partition(0).high_watermark == 1
             for expected in (1, 2):
-                await server.store.broker.roll(INTERNAL, topic)
+                await server.store.broker.topics.tables.roll(INTERNAL, topic)
                 _, answer = await client.receive(PRODUCE, 9)
                 assert answer.responses[0].partition_responses[0].base_offset == expected
                 assert 0 < answer.throttle_time_ms <= 1_000
@@ -528,13 +529,13 @@ def test_a_stop_ends_long_polls_and_answers_what_is_appended(tmp_path: Path, mon
             topic = await server.topic()
             reader, writer = await server.connect(), await server.connect()
             reader.send(FETCH, 17, fetch(topic.topic_id.bytes, 0, max_wait_ms=60_000))
-            produce = server.store.broker.produce_batches
+            produce = server.store.broker.produce.batches.produce
 
             async def slowly(*given: Any, **options: Any) -> Any:
                 await asyncio.sleep(0.3)
                 return await produce(*given, **options)
 
-            monkeypatch.setattr(server.store.broker, "produce_batches", slowly)
+            monkeypatch.setattr(server.store.broker.produce.batches, "produce", slowly)
             writer.send(PRODUCE, 9, produce_request({0: batch_of(b"v")}))
             await eventually_async(lambda: len(server.listener._tasks) == 2)
             began = asyncio.get_running_loop().time()

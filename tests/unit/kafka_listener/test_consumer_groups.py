@@ -55,7 +55,7 @@ def assigned(answer: ConsumerGroupHeartbeatResponse) -> dict[bytes, list[int]] |
 def test_members_join_share_and_leave(tmp_path: Path, version: int) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", partitions=4)
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=4)
             assert topic is not None
             at = topic.topic_id.bytes
             first = await join(handlers, version, member_id="m" if version else "")
@@ -89,7 +89,7 @@ def test_members_join_share_and_leave(tmp_path: Path, version: int) -> None:
 def test_what_a_member_may_not_say(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied({"secret"}))) as handlers:
-            await handlers.broker.create_topic(INTERNAL, "t", partitions=1)
+            await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=1)
             invalid = InvalidRequestError.kafka_code
             assert (await join(handlers, group_id="")).error_code == InvalidGroupError.kafka_code
             assert (await join(handlers, group_id="secret")).error_code == GroupAuthorizationError.kafka_code
@@ -113,7 +113,7 @@ def test_a_member_may_have_no_topics_yet(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", partitions=1)
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=1)
             assert topic is not None
             joined = await join(handlers, subscribed_topic_names=[])
             assert (joined.error_code, joined.member_epoch, assigned(joined)) == (0, 1, {})
@@ -127,7 +127,7 @@ def test_a_member_may_have_no_topics_yet(tmp_path: Path) -> None:
 def test_groups_are_described(tmp_path: Path, version: int) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied({"secret"}))) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", partitions=2)
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=2)
             assert topic is not None
             await join(handlers, instance_id="pod", rack_id="r", subscribed_topic_regex="t.*")
             asked = ConsumerGroupDescribeRequest(

@@ -66,6 +66,6 @@ def test_from_any_offset_a_consumer_reads_what_http_reads(tmp_path: Path, max_pa
                 assert expected[found[partition].offset].timestamp == newest
             finally:
                 await consumer.stop()
-            assert await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+            assert await broker.fetch.partition(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
 
     run(scenario())

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.broker import Topic
 from logstore.broker.context import INTERNAL
 from logstore.kafka_listener.fetch import fetch
 from logstore.kafka_listener.held import Held
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.messages import FetchRequest
+from logstore.log.topic import Topic
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import KAFKA_CLIENT, Handlers, kafka_handlers
 from tests.support.kafka_reading import ask, read_batches
@@ -25,7 +25,7 @@ VALUES: list[bytes | None] = [b"%d" % n for n in range(10)]
 
 
 async def topic_of(handlers: Handlers, values: list[bytes | None] = VALUES, *, partitions: int = 1) -> Topic:
-    topic = await handlers.broker.create_topic(INTERNAL, "t", partitions=partitions, configs=NEVER)
+    topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=partitions, configs=NEVER)
     assert topic is not None
     for partition in range(partitions):
         if values:
@@ -264,7 +264,7 @@ def test_a_reader_with_another_history_is_told_where_it_diverges(tmp_path: Path)
         async with kafka_handlers(tmp_path) as handlers:
             await topic_of(handlers)
         async with kafka_handlers(tmp_path) as handlers:
-            topic = handlers.broker.topic(INTERNAL, "t")
+            topic = handlers.broker.topics.served.topic(INTERNAL, "t")
             await produce(handlers.broker, topic, [b"later"])
             (first, _), (second, start) = topic.partition(0).state.leader_epochs.entries
             assert start == 10

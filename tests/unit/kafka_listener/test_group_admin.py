@@ -37,7 +37,7 @@ NOT_ASKED = -(2**31)
 
 async def make_groups(handlers: Handlers) -> None:
     """Create a classic group that rebalances, a consumer group, and two groups that only have committed offsets."""
-    await handlers.broker.create_topic(INTERNAL, "t", partitions=2)
+    await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=2)
     groups = handlers.store.groups
     await groups.members.join(
         INTERNAL,

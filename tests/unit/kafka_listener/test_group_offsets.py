@@ -109,7 +109,7 @@ async def delete(handlers: Handlers, places: dict[str, list[int]], group: str = 
 
 async def new_topics(handlers: Handlers, *names: str) -> None:
     for name in names:
-        await handlers.broker.create_topic(INTERNAL, name, partitions=2)
+        await handlers.broker.topics.changes.create(INTERNAL, name, partitions=2)
 
 
 @pytest.mark.parametrize("commit_version", range(APIS[COMMIT].version_min, APIS[COMMIT].version_max + 1))
@@ -293,7 +293,7 @@ def test_an_offset_of_an_open_transaction_is_not_stable(tmp_path: Path) -> None:
         async with kafka_handlers(tmp_path) as handlers:
             await new_topics(handlers, "t")
             await commit(handlers, {"t": [(0, 1, -1, ""), (1, 2, -1, "")]})
-            topic = handlers.broker.topic(INTERNAL, "t")
+            topic = handlers.broker.topics.served.topic(INTERNAL, "t")
             machine = handlers.store.groups._shards.get_machine("g")
             pending = OffsetCommit(9, -1, "", -1, str(topic.topic_id), 0)
             machine.offsets.replay(99, OffsetKey("g", "t", 1), pending, producer_id=5)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.broker import Topic
 from logstore.broker.context import INTERNAL
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.messages import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from logstore.log.topic import Topic
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
 from tests.support.kafka_reading import ask
@@ -46,7 +46,9 @@ async def listed(handlers: Handlers, version: int, request: ListOffsetsRequest) 
 
 async def timed(handlers: Handlers, topic: Topic, *timestamps: int) -> None:
     for timestamp in timestamps:
-        result = await handlers.broker.produce(INTERNAL, topic, records([b"v"], timestamp=timestamp), partition=0)
+        result = await handlers.broker.produce.records.produce(
+            INTERNAL, topic, records([b"v"], timestamp=timestamp), partition=0
+        )
         result.require_stored()
 
 
@@ -54,10 +56,10 @@ async def timed(handlers: Handlers, topic: Topic, *timestamps: int) -> None:
 def test_each_version_tells_ends_and_times(tmp_path: Path, version: int) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", partitions=2, configs=NEVER)
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=2, configs=NEVER)
             assert topic is not None
             await timed(handlers, topic, 100, 300, 200)
-            await handlers.broker.roll(INTERNAL, topic)
+            await handlers.broker.topics.tables.roll(INTERNAL, topic)
             await timed(handlers, topic, 250, 300, 40)
             epoch = topic.partition(0).leader_epoch if version >= 4 else -1
             expected = {
@@ -86,9 +88,9 @@ def test_each_version_tells_ends_and_times(tmp_path: Path, version: int) -> None
 def test_errors_are_those_of_each_partition(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied({"denied"}))) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", partitions=2, configs=NEVER)
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=2, configs=NEVER)
             assert topic is not None
-            await handlers.broker.create_topic(INTERNAL, "denied", partitions=1, configs=NEVER)
+            await handlers.broker.topics.changes.create(INTERNAL, "denied", partitions=1, configs=NEVER)
             refused = (-1, -1, -1)
             assert await listed(handlers, 10, list_request((0, -1), (9, -1))) == [(0, 0, -1, -1), (3, *refused)]
             assert await listed(handlers, 10, list_request((0, -1), (0, -2), (1, -1))) == [
@@ -114,17 +116,17 @@ def test_the_largest_timestamp_is_that_of_the_records_that_are_left(tmp_path: Pa
 
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic is not None
             assert await listed(handlers, 10, list_request((0, -3))) == [(0, -1, -1, -1)]
             timestamps = [900, *(rng.randrange(500) for _ in range(11)), 700, *(rng.randrange(500) for _ in range(7))]
             for at, timestamp in enumerate(timestamps):
                 await timed(handlers, topic, timestamp)
                 if at in (4, 9):
-                    await handlers.broker.roll(INTERNAL, topic)
+                    await handlers.broker.topics.tables.roll(INTERNAL, topic)
             epoch = topic.partition(0).leader_epoch
             for start in range(len(timestamps)):
-                await handlers.broker.delete_records(INTERNAL, topic, 0, start)
+                await handlers.broker.topics.tables.delete_records(INTERNAL, topic, 0, start)
                 left = timestamps[start:]
                 offset = start + left.index(max(left))
                 assert await listed(handlers, 10, list_request((0, -3))) == [(0, offset, max(left), epoch)], start
@@ -147,13 +149,13 @@ def test_epochs_end_where_the_next_ones_begin(tmp_path: Path, version: int) -> N
         for _ in range(3):
             async with kafka_handlers(tmp_path) as handlers:
                 try:
-                    topic = handlers.broker.topic(INTERNAL, "t")
+                    topic = handlers.broker.topics.served.topic(INTERNAL, "t")
                 except Exception:  # noqa: BLE001 - the first time
-                    topic = await handlers.broker.create_topic(INTERNAL, "t", configs=NEVER)
+                    topic = await handlers.broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
                 await produce(handlers.broker, topic, [b"v"] * 5)
                 written.append(topic.partition(0).leader_epoch)
         async with kafka_handlers(tmp_path) as handlers:
-            topic = handlers.broker.topic(INTERNAL, "t")
+            topic = handlers.broker.topics.served.topic(INTERNAL, "t")
             current = topic.partition(0).leader_epoch
             assert current > written[-1]
             expected = {

@@ -74,12 +74,12 @@ def test_the_leader_epoch_is_that_of_the_frames(tmp_path: Path):
 
     async def ask() -> int:
         async with kafka_server(tmp_path) as server:
-            if not server.store.broker.topics(INTERNAL):
+            if not server.store.broker.topics.served.all(INTERNAL):
                 await server.topic()
             client = await server.connect()
             await client.ask(PRODUCE, 9, produce_request({0: batch_of(b"v")}))
             (topic,) = (await client.ask(METADATA, 12, named("t"))).topics
-            frames = server.store.broker.topic(INTERNAL, "t").partition(0).state.leader_epochs
+            frames = server.store.broker.topics.served.topic(INTERNAL, "t").partition(0).state.leader_epochs
             assert topic.partitions[0].leader_epoch == frames.last
             return int(frames.last)
 
@@ -98,7 +98,7 @@ def test_a_topic_is_made_if_store_and_client_want_it(tmp_path: Path, is_enabled:
                 assert [one.leader_id for one in made.partitions] == [0, 0]
             else:
                 assert made.error_code == 3
-                assert not server.store.broker.topics(INTERNAL)
+                assert not server.store.broker.topics.served.all(INTERNAL)
             assert bad.error_code == 17
 
     run(ask())

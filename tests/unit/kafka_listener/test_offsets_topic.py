@@ -51,13 +51,15 @@ async def fetched(handlers: Handlers, offset: int = 0) -> list[tuple[int, bytes,
 def test_a_kafka_consumer_is_given_kafkas_records_at_the_same_offsets(tmp_path: Path):
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, offsets_topic_num_partitions=1) as handlers:
-            await handlers.broker.create_topic(INTERNAL, "t")
+            await handlers.broker.topics.changes.create(INTERNAL, "t")
             await handlers.store.groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0, "Ω")])
             beat: dict[str, Any] = {"rebalance_timeout_ms": 1_000, "subscribed_topics": frozenset({"t"})}
             event = ConsumerGroupHeartbeat(0, "m", 0, owned=frozenset(), **beat)
             await handlers.store.groups.members.consumer_heartbeat(INTERNAL, "modern", event)
-            topic = handlers.broker.topic(INTERNAL, OFFSETS_TOPIC)
-            own = await handlers.broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1 << 20, min_bytes=0, max_wait_ms=0)
+            topic = handlers.broker.topics.served.topic(INTERNAL, OFFSETS_TOPIC)
+            own = await handlers.broker.fetch.partition(
+                INTERNAL, topic, 0, 0, max_bytes=1 << 20, min_bytes=0, max_wait_ms=0
+            )
             rows = zip(*(own.records.column(name).to_pylist() for name in ("offset", "key", "value")), strict=True)
             expected = [(offset, *kafka_record(key, value)) for offset, key, value in rows]  # type: ignore[misc]
             assert {struct.unpack(">h", key[:2])[0] for _, key, _ in expected} == {1, 3}

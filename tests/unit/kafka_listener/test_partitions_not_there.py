@@ -162,7 +162,7 @@ def test_no_api_that_names_partitions_is_missing() -> None:
 def test_the_number_of_a_partition_that_is_not_there_is_no_other_partition(tmp_path: Path, number: int) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            topic = await handlers.broker.create_topic(INTERNAL, "t", partitions=PARTITIONS)
+            topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=PARTITIONS)
             for partition in range(PARTITIONS):
                 await produce(handlers.broker, topic, [b"value"], partition=partition)
             assert _errors_of_partitions(await ask(handlers, 8, 9, _offset_commit(*range(PARTITIONS)))) == [0, 0, 0]

@@ -252,7 +252,9 @@ def test_append_times_are_reported(tmp_path: Path):
             client = await server.connect()
             answer = await client.ask(PRODUCE, 9, produce_request({0: GOOD}))
             (partition,) = answer.responses[0].partition_responses
-            fetched = await server.store.broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1000, min_bytes=1, max_wait_ms=0)
+            fetched = await server.store.broker.fetch.partition(
+                INTERNAL, topic, 0, 0, max_bytes=1000, min_bytes=1, max_wait_ms=0
+            )
             assert fetched.records["timestamp"].cast("int64").to_pylist() == [partition.log_append_time_ms]
 
     run(ask())
@@ -265,7 +267,7 @@ def test_after_a_failed_fsync_the_outcome_is_open_and_a_full_disk_has_stored_not
     async def ask() -> None:
         disk = FaultyFileSystem()
         async with kafka_handlers(tmp_path, filesystem=disk) as handlers:
-            await handlers.broker.create_topic(INTERNAL, "t", partitions=20)
+            await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=20)
             disk.fill()
             large = produce_request(dict.fromkeys(range(20), batch_of(random.randbytes(900_000))))
             assert outcomes(await handlers.ask(PRODUCE, 9, large)) == [(at, storage_error, -1) for at in range(20)]

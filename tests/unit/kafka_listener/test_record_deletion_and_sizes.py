@@ -51,7 +51,7 @@ def test_the_log_start_of_many_partitions_moves_in_one_commit(tmp_path: Path, ve
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             broker = handlers.broker
-            topic = await broker.create_topic(INTERNAL, "t", partitions=5)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=5)
             for partition in range(4):
                 await produce(broker, topic, [b"a", b"b", b"c"], partition=partition)
             before = topic.version
@@ -77,13 +77,13 @@ def test_records_that_may_not_be_deleted_stay(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied(["hidden"]))) as handlers:
             for name in ("t", "hidden"):
-                topic = await handlers.broker.create_topic(INTERNAL, name)
+                topic = await handlers.broker.topics.changes.create(INTERNAL, name)
                 await produce(handlers.broker, topic, [b"a"])
             assert await delete(handlers, {"hidden": [(0, -1)], "t": [(0, 0), (0, 1)]}) == {
                 ("hidden", 0): (-1, NOT_ALLOWED),
                 ("t", 0): (-1, INVALID_REQUEST),
             }
-            assert all(one.partitions[0].log_start_offset == 0 for one in handlers.broker.topics(INTERNAL))
+            assert all(one.partitions[0].log_start_offset == 0 for one in handlers.broker.topics.served.all(INTERNAL))
 
     run(scenario())
 
@@ -104,8 +104,8 @@ def test_sizes_are_those_of_files_and_journal(tmp_path: Path, version: int) -> N
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             broker = handlers.broker
-            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
-            await broker.create_topic(INTERNAL, "u")
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=2)
+            await broker.topics.changes.create(INTERNAL, "u")
             await produce(broker, topic, [b"x" * 1000])
             (directory,) = (await sizes(handlers, version=version)).results
             assert directory.log_dir == str(tmp_path / "brokers" / "0")
@@ -116,7 +116,7 @@ def test_sizes_are_those_of_files_and_journal(tmp_path: Path, version: int) -> N
             assert (found["t"][0].offset_lag, found["t"][0].is_future_key) == (0, False)
             if version >= 4:
                 assert 0 < directory.usable_bytes <= directory.total_bytes
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             (directory,) = (await sizes(handlers, {"t": [0, 9], "gone": [0]}, version=version)).results
             (only,) = directory.topics
             (partition,) = only.partitions

@@ -67,7 +67,7 @@ def test_a_topic_is_created_in_every_version(tmp_path: Path, version: int) -> No
         async with kafka_handlers(tmp_path, num_partitions=3) as handlers:
             answers = await create(handlers, topic("a"), topic("b", 2, 1, retention_ms="1000"), version=version)
             assert codes(answers.values()) == [0, 0], answers
-            a, b = (handlers.broker.topic(INTERNAL, name) for name in "ab")
+            a, b = (handlers.broker.topics.served.topic(INTERNAL, name) for name in "ab")
             assert (len(a.partitions), len(b.partitions)) == (3, 2)
             assert b.config.retention_ms == 1000
             if version >= 5:
@@ -133,7 +133,7 @@ def test_topics_that_cannot_be_made_stop_no_others(tmp_path: Path) -> None:
             }
             assert "retention.ms cannot be 'soon'" in answers["bad-config"].error_message
             assert all((one.error_message is None) == (one.error_code == 0) for one in answers.values())
-            made = [one.name for one in handlers.broker.topics(INTERNAL)]
+            made = [one.name for one in handlers.broker.topics.served.all(INTERNAL)]
             assert made == ["The.re", "good", "there"]
 
     run(scenario())
@@ -144,7 +144,7 @@ def test_an_assignment_of_replicas_says_how_many_partitions(tmp_path: Path) -> N
         async with kafka_handlers(tmp_path, broker_id=3) as handlers:
             answers = await create(handlers, topic("t", assignment={1: [3], 0: [3]}))
             assert (answers["t"].error_code, answers["t"].num_partitions) == (0, 2)
-            assert len(handlers.broker.topic(INTERNAL, "t").partitions) == 2
+            assert len(handlers.broker.topics.served.topic(INTERNAL, "t").partitions) == 2
 
     run(scenario())
 
@@ -158,7 +158,7 @@ def test_validate_only_makes_nothing_and_tells_the_same(tmp_path: Path) -> None:
             assert (answers["t"].num_partitions, answers["t"].replication_factor) == (4, 1)
             assert answers["a"].num_partitions == 1
             assert {one.name: one.value for one in answers["t"].configs}["cleanup.policy"] == "compact"
-            assert handlers.broker.topics(INTERNAL) == []
+            assert handlers.broker.topics.served.all(INTERNAL) == []
 
     run(scenario())
 
@@ -181,7 +181,7 @@ def test_who_may_not_create_is_told_so_and_who_may_not_describe_configs_gets_non
 def test_a_creation_that_takes_too_long_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            async with handlers.broker._topics.lock:  # another change of the catalogue is under way
+            async with handlers.broker.topics.served.lock:  # another change of the catalogue is under way
                 answers = await create(handlers, topic("t"), timeout_ms=20)
                 assert answers["t"].error_code == 7
             assert (await create(handlers, topic("t"), timeout_ms=0))["t"].error_code == EXISTS
@@ -193,13 +193,13 @@ def test_what_a_request_has_no_time_for_is_not_begun(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             names = [f"t{number}" for number in range(40)]
-            async with handlers.broker._topics.lock:
+            async with handlers.broker.topics.served.lock:
                 answers = await create(handlers, *map(topic, names), timeout_ms=500)
             assert codes(answers.values()) == [7] * 40
             begun = [name for name, one in answers.items() if "goes on" in one.error_message]
             assert 0 < len(begun) < 40
-            await handlers.broker.create_topic(INTERNAL, "last")  # changes run one after another
-            assert {one.name for one in handlers.broker.topics(INTERNAL)} == {*begun, "last"}
+            await handlers.broker.topics.changes.create(INTERNAL, "last")  # changes run one after another
+            assert {one.name for one in handlers.broker.topics.served.all(INTERNAL)} == {*begun, "last"}
 
     run(scenario())
 
@@ -220,7 +220,7 @@ def test_a_topic_is_deleted_by_name_in_every_version(tmp_path: Path, version: in
             request = DeleteTopicsRequest(topic_names=names, topics=list(map(by_name, names)), timeout_ms=30_000)
             answer = await handlers.ask(DELETE, version, request)
             assert [(one.name, one.error_code) for one in answer.responses] == [("a", 0), ("gone", UNKNOWN)]
-            assert [one.name for one in handlers.broker.topics(INTERNAL)] == ["b"]
+            assert [one.name for one in handlers.broker.topics.served.all(INTERNAL)] == ["b"]
 
     run(scenario())
 
@@ -229,8 +229,8 @@ def test_a_topic_is_deleted_by_id_and_by_one_of_the_two_only(tmp_path: Path) -> 
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied(["hidden"]))) as handlers:
             await create(handlers, topic("a"), topic("b"), topic("c"))
-            hidden = await handlers.broker.create_topic(INTERNAL, "hidden")
-            ids = {one.name: one.topic_id for one in handlers.broker.topics(INTERNAL)}
+            hidden = await handlers.broker.topics.changes.create(INTERNAL, "hidden")
+            ids = {one.name: one.topic_id for one in handlers.broker.topics.served.all(INTERNAL)}
             unknown = uuid4()
             asked = [
                 by_name(None, ids["a"]),
@@ -251,7 +251,7 @@ def test_a_topic_is_deleted_by_id_and_by_one_of_the_two_only(tmp_path: Path) -> 
                 ("c", INVALID_REQUEST),
             ]
             assert answer.responses[3].topic_id == unknown.bytes
-            assert [one.name for one in handlers.broker.topics(INTERNAL)] == ["b", "c", "hidden"]
+            assert [one.name for one in handlers.broker.topics.served.all(INTERNAL)] == ["b", "c", "hidden"]
 
     run(scenario())
 
@@ -260,15 +260,15 @@ def test_the_topic_that_has_the_name_now_is_not_deleted_for_another_one(tmp_path
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             broker = handlers.broker
-            old = await broker.create_topic(INTERNAL, "t")
+            old = await broker.topics.changes.create(INTERNAL, "t")
             request = DeleteTopicsRequest(topics=[by_name(None, old.topic_id)], timeout_ms=30_000)
-            async with asyncio.TaskGroup() as tasks, broker._topics.lock:  # changes wait in this order
-                tasks.create_task(broker.delete_topic(INTERNAL, "t"))
-                creating = tasks.create_task(broker.create_topic(INTERNAL, "t"))
+            async with asyncio.TaskGroup() as tasks, broker.topics.served.lock:  # changes wait in this order
+                tasks.create_task(broker.topics.changes.delete(INTERNAL, "t"))
+                creating = tasks.create_task(broker.topics.changes.create(INTERNAL, "t"))
                 deleting = tasks.create_task(handlers.ask(DELETE, 6, request))
                 await asyncio.sleep(0.01)
             assert codes(deleting.result().responses) == [UNKNOWN_ID]
-            assert handlers.broker.topics(INTERNAL) == [creating.result()]
+            assert handlers.broker.topics.served.all(INTERNAL) == [creating.result()]
 
     run(scenario())
 
@@ -313,7 +313,7 @@ def test_partitions_are_added_in_every_version(tmp_path: Path, version: int) -> 
                 "f": INVALID_ASSIGNMENT,
                 "g": INVALID_ASSIGNMENT,
             }
-            counts = {one.name: len(one.partitions) for one in handlers.broker.topics(INTERNAL)}
+            counts = {one.name: len(one.partitions) for one in handlers.broker.topics.served.all(INTERNAL)}
             assert counts == {"a": 3, "b": 2, "c": 2, "d": 2, "e": 4, "f": 2, "g": 2}
 
     run(scenario())
@@ -325,7 +325,7 @@ def test_growth_that_is_only_checked_grows_nothing(tmp_path: Path) -> None:
             await create(handlers, topic("t", 2))
             request = CreatePartitionsRequest(topics=[growth("t", 5)], timeout_ms=30_000, validate_only=True)
             assert codes((await handlers.ask(GROW, 3, request)).results) == [0]
-            assert len(handlers.broker.topic(INTERNAL, "t").partitions) == 2
+            assert len(handlers.broker.topics.served.topic(INTERNAL, "t").partitions) == 2
 
     run(scenario())
 
@@ -368,7 +368,7 @@ def test_a_partition_is_described_with_its_leader_and_its_replicas(tmp_path: Pat
         async with kafka_handlers(tmp_path, broker_id=5) as handlers:
             await create(handlers, topic("t", 1))
             (found,) = (await described(handlers, "t")).topics
-            made = handlers.broker.topic(INTERNAL, "t")
+            made = handlers.broker.topics.served.topic(INTERNAL, "t")
             assert (found.error_code, found.topic_id, found.is_internal) == (0, made.topic_id.bytes, False)
             (partition,) = found.partitions
             assert (partition.leader_id, partition.leader_epoch) == (5, made.partitions[0].leader_epoch)
@@ -383,7 +383,7 @@ def test_topics_that_cannot_be_described_have_an_error_of_their_own(tmp_path: Pa
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied(["hidden"]))) as handlers:
             await create(handlers, topic("t", 2))
-            await handlers.broker.create_topic(INTERNAL, "hidden")
+            await handlers.broker.topics.changes.create(INTERNAL, "hidden")
             answer = await described(handlers, "t", "gone", "hidden", "t")
             assert [(one.name, one.error_code) for one in answer.topics] == [
                 ("gone", UNKNOWN),

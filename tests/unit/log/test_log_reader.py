@@ -41,10 +41,10 @@ def values(count: int, largest: int) -> list[bytes | None]:
 
 
 async def history(broker: Broker, records: list[bytes | None]) -> Topic:
-    topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+    topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
     assert topic is not None
     await produce(broker, topic, records)
-    await broker.roll(INTERNAL, topic)
+    await broker.topics.tables.roll(INTERNAL, topic)
     return topic
 
 
@@ -62,12 +62,14 @@ def test_a_slice_holds_as_many_records_as_fit_and_at_least_one(
             if sealed:
                 topic = await history(broker, records)
             else:
-                topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)  # type: ignore[assignment]
+                topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)  # type: ignore[assignment]
                 await produce(broker, topic, records[:2_000])
                 await produce(broker, topic, records[2_000:])
             at = 0
             for _ in range(30):
-                found = await broker.fetch(INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                found = await broker.fetch.partition(
+                    INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+                )
                 end = found.next_offset
                 assert found.records["offset"].to_pylist() == list(range(at, end))
                 assert found.records["value"].to_pylist() == records[at:end]
@@ -96,7 +98,7 @@ def test_history_is_decoded_once_for_each_of_two_readers_in_step(
             both = await asyncio.gather(*(read_all(broker, topic, max_bytes=1_000) for _ in range(2)))
             assert both == [list(enumerate(records))] * 2
             assert len(begun) <= 2
-            assert not broker._fetching._reader._slices._begun
+            assert not broker.fetch._reader._slices._begun
             assert await read_all(broker, topic) == list(enumerate(records))
             assert len(begun) <= 3
 
@@ -136,12 +138,12 @@ def test_an_answer_behind_a_marker_has_a_record(tmp_path: Path, max_bytes: int) 
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic is not None
             await produce(broker, topic, [b"first"])
             await append_marker(broker, topic)
             await produce(broker, topic, [bytes(100_000)])
-            reader, log = broker._fetching._reader, topic.partition(0)
+            reader, log = broker.fetch._reader, topic.partition(0)
             for read in (reader.read, reader.read_stored, reader.read_batches):
                 found = await read(topic, log, 1, max_bytes=max_bytes, min_bytes=1)
                 assert (found.count, found.next_offset) == (1, 3)
@@ -154,13 +156,13 @@ def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pyt
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic is not None
             await produce(broker, topic, records)
             read = counted(monkeypatch, broker.journal, "read")
             assert await read_all(broker, topic, max_bytes=2_000) == list(enumerate(records))
             assert len(read) == 1
-            assert not broker._fetching._reader._slices._begun
+            assert not broker.fetch._reader._slices._begun
 
     run(scenario())
 
@@ -178,10 +180,12 @@ def test_readings_kept_between_slices_are_bounded(tmp_path: Path, monkeypatch: p
             for _ in range(4):
                 for reader, at in enumerate(ends):
                     max_bytes = 1_000 + 100 * reader
-                    found = await broker.fetch(INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                    found = await broker.fetch.partition(
+                        INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+                    )
                     ends[reader] = found.next_offset
                     assert found.records["offset"].to_pylist() == list(range(at, found.next_offset))
-                    assert 0 < len(broker._fetching._reader._slices._begun) <= 2
+                    assert 0 < len(broker.fetch._reader._slices._begun) <= 2
 
     run(scenario())
 
@@ -195,9 +199,9 @@ def test_reading_the_same_again_leaves_little_behind(tmp_path: Path, monkeypatch
         async with running_broker(tmp_path) as broker:
             topic = await history(broker, records)
             for _ in range(10):
-                await broker.fetch(INTERNAL, topic, 0, 3_001, max_bytes=1, min_bytes=1, max_wait_ms=0)
-            assert len(broker._fetching._reader._slices._begun) == 4
-            for reading in broker._fetching._reader._slices._begun:
+                await broker.fetch.partition(INTERNAL, topic, 0, 3_001, max_bytes=1, min_bytes=1, max_wait_ms=0)
+            assert len(broker.fetch._reader._slices._begun) == 4
+            for reading in broker.fetch._reader._slices._begun:
                 assert reading.num_bytes > slice_reader._DECODER_BYTES + 300_000
 
     run(scenario())
@@ -217,7 +221,7 @@ async def append_marker(broker: Broker, topic: Topic) -> None:
 def test_offsets_without_a_record_are_passed_over(tmp_path: Path, max_bytes: int) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            topic = await broker.topics.changes.create(INTERNAL, "t", configs=NEVER)
             assert topic is not None
             expected: list[tuple[int, bytes | None]] = []
             for number, markers in enumerate((1, 0, 3, 2, 0, 4)):
@@ -234,7 +238,9 @@ def test_offsets_without_a_record_are_passed_over(tmp_path: Path, max_bytes: int
                 found = []
                 at = start
                 while at < log.high_watermark:
-                    read = await broker.fetch(INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                    read = await broker.fetch.partition(
+                        INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+                    )
                     assert read.next_offset > at
                     assert read.count == len(read.records)
                     at = read.next_offset
@@ -245,7 +251,7 @@ def test_offsets_without_a_record_are_passed_over(tmp_path: Path, max_bytes: int
             stored = []
             at = 0
             while at < log.high_watermark:
-                batches = await broker._fetching._reader.read_stored(topic, log, at, max_bytes=max_bytes, min_bytes=1)
+                batches = await broker.fetch._reader.read_stored(topic, log, at, max_bytes=max_bytes, min_bytes=1)
                 assert batches.next_offset > at
                 assert batches.count == sum(batch.record_count for batch in batches.records)
                 at = batches.next_offset
@@ -253,13 +259,15 @@ def test_offsets_without_a_record_are_passed_over(tmp_path: Path, max_bytes: int
             assert stored == [offset for offset, _ in expected[::2]]
             last = expected[-1][0]
             time_ms = (
-                (await broker.fetch(INTERNAL, topic, 0, last, max_bytes=1, min_bytes=1, max_wait_ms=0))
+                (await broker.fetch.partition(INTERNAL, topic, 0, last, max_bytes=1, min_bytes=1, max_wait_ms=0))
                 .records["timestamp"][0]
                 .value
             )
-            assert await broker.offset_for_timestamp(INTERNAL, topic, 0, time_ms + 1) is None, "no marker is found"
+            assert await broker.fetch.offset_for_timestamp(INTERNAL, topic, 0, time_ms + 1) is None, (
+                "no marker is found"
+            )
 
-            await broker.roll(INTERNAL, topic)
+            await broker.topics.tables.roll(INTERNAL, topic)
             assert log.sealed_offset == log.high_watermark
             assert await read_all(broker, topic, max_bytes=max_bytes) == expected
 

@@ -133,22 +133,22 @@ def test_rolls_and_delete_records_stop_at_the_last_stable_offset_and_readers_at_
 ) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t")
+            topic = await broker.topics.changes.create(INTERNAL, "t")
             assert topic
             for value in (b"a", b"b", b"c"):
                 await produce(broker, topic, [value])
             log = topic.partition(0)
             log.state.open_transactions.replace([OpenTransaction(7, 0, 2, 0)])
-            assert (await broker.roll(INTERNAL, topic)).sealed == {0: 2}
+            assert (await broker.topics.tables.roll(INTERNAL, topic)).sealed == {0: 2}
             assert len(await read_all(broker, topic)) == 3
             with pytest.raises(OffsetOutOfRangeError, match="0 to 2, or -1"):
-                await broker.delete_records(INTERNAL, topic, 0, 3)
-            assert await broker.delete_records(INTERNAL, topic, 0, -1) == 2
-            result = await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                await broker.topics.tables.delete_records(INTERNAL, topic, 0, 3)
+            assert await broker.topics.tables.delete_records(INTERNAL, topic, 0, -1) == 2
+            result = await broker.fetch.partition(INTERNAL, topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)
             assert (result.high_watermark, result.last_stable_offset) == (3, 2)
             assert not topic.has_unsealed
             log.state.open_transactions.end(7)
-            assert (await broker.roll(INTERNAL, topic)).sealed == {0: 3}
+            assert (await broker.topics.tables.roll(INTERNAL, topic)).sealed == {0: 3}
 
     run(scenario())
 
@@ -158,7 +158,7 @@ def test_the_plans_of_one_roll_are_of_one_moment(tmp_path: Path, monkeypatch: py
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "t", partitions=3)
+            topic = await broker.topics.changes.create(INTERNAL, "t", partitions=3)
             assert topic
             for partition in range(3):
                 await produce(broker, topic, [b"x"] * (partition + 1), partition=partition)

@@ -17,13 +17,15 @@ from tests.support.virtual_time import run
 def test_the_first_roll_of_an_epoch_goes_on_where_the_table_ends(tmp_path: Path):
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "orders", partitions=1, configs={"segment.ms": "100000000"})
+            topic = await broker.topics.changes.create(
+                INTERNAL, "orders", partitions=1, configs={"segment.ms": "100000000"}
+            )
             for count in (4, 6):  # a roll ends where a batch ends
                 await produce(broker, topic, [b"v"] * count)
             (log,) = topic.partitions
             assert topic.snapshot.partitions[0].leader_epoch < log.leader_epoch
             roll(topic.table, 0, 0, 4)
-            result = await broker.roll(INTERNAL, topic)
+            result = await broker.topics.tables.roll(INTERNAL, topic)
             assert result.sealed == {0: 10}
 
     with captured_logs() as logs:
@@ -37,7 +39,7 @@ def test_a_checkpoint_is_written_under_the_lock_of_the_table(tmp_path: Path, mon
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic(INTERNAL, "orders", partitions=1)
+            topic = await broker.topics.changes.create(INTERNAL, "orders", partitions=1)
             log_directory = Path(topic.table.files.uri.removeprefix("file://")) / "_delta_log"
 
             def checkpoints() -> list[str]:
@@ -58,7 +60,7 @@ def test_a_checkpoint_is_written_under_the_lock_of_the_table(tmp_path: Path, mon
             broker._roller._table_lock = away
             for _ in range(4):
                 await produce(broker, topic, [b"v"])
-                await broker.roll(INTERNAL, topic)  # a roll needs no lock
+                await broker.topics.tables.roll(INTERNAL, topic)  # a roll needs no lock
             await broker._roller.refresh(topic)
             assert asked == ["orders"]
             assert checkpoints() == []

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topics.catalog import TopicCatalog
 from logstore.spark.source.options import parse_read_options
 from logstore.spark.source.topics import SourceTopics
 from logstore.table_root import open_root
