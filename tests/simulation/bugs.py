@@ -23,11 +23,14 @@ from tests.support.faulty_filesystem import kind_of
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A planted bug. The first world of the run with ``seed``, ``brokers`` and ``kind`` of faults shows it."""
+    """A planted bug. The first world of the run with ``seed``, ``brokers`` and ``kind`` of faults shows it.
+
+    ``seed`` is None if no world has shown it yet.
+    """
 
     plant: Callable[[], None]
     brokers: int
-    seed: int
+    seed: int | None = None
     kind: str | None = None
 
 
@@ -232,97 +235,98 @@ def read_on_at_the_end() -> None:
     records.RecordsResponse = response  # type: ignore[assignment,misc]
 
 
-_ON_ONE_NODE = {
-    ack_before_fsync: 1,
-    no_journal_directory_sync: 1,
-    no_segment_sync: 1,
-    no_segment_directory_sync: 1,
-    no_entry_sync: 1,
-    fsync_again: 2,
-    high_watermark_before_durable: 1,
-    damaged_frames_count: 1,
-    mutants.free_journal_before_commit: 1,
-    mutants.reuse_offsets_after_restart: 1,
-    mutants.forget_sequences: 1,
-    mutants.append_time_goes_back: 1,
-    mutants.forget_commits_at_start: 1,
-    mutants.forget_offsets_at_start: 1,
-    tables.erase_from_no_journal: 4,
-    tables.erase_from_no_old_file: 4,
-    tables.erase_the_first_of_several: 4,
-    tables.erase_neighbours: 4,
-    tables.compact_to_the_first: 4,
-    tables.roll_loses_a_row: 4,
-    tables.find_the_next_offset_by_time: 4,
-    tables.skip_the_end_of_history: 4,
-    tables.delete_records_in_memory: 4,
-    tables.refuse_what_is_stored: 4,
-    tables.alter_in_memory: 4,
-    tables.delete_the_name_alone: 4,
-    tables.leave_small_files_unsynced: 4,
-    fetch_session_forgets: 1,
-    produce_tells_the_last_offset: 1,
-    commit_answered_early: 1,
-    sessions_of_members_never_end: 1,
-    partitions_are_given_at_once: 1,
-    half_a_frame_counts: 1,
-    read_on_at_the_end: 1,
+#: Bugs with the seed whose first world shows them, and the only kind of faults in it.
+_ON_ONE_NODE: dict[Callable[[], None], tuple[int, str | None]] = {
+    ack_before_fsync: (1, None),
+    no_journal_directory_sync: (1, None),
+    no_segment_sync: (1, None),
+    no_segment_directory_sync: (1, None),
+    no_entry_sync: (1, None),
+    fsync_again: (1, "journal_error"),
+    high_watermark_before_durable: (1, None),
+    damaged_frames_count: (1, None),
+    mutants.free_journal_before_commit: (1, None),
+    mutants.reuse_offsets_after_restart: (1, None),
+    mutants.forget_sequences: (1, None),
+    mutants.append_time_goes_back: (1, None),
+    mutants.forget_commits_at_start: (1, None),
+    mutants.forget_offsets_at_start: (1, None),
+    tables.erase_from_no_journal: (1, None),
+    tables.erase_from_no_old_file: (1, None),
+    tables.erase_the_first_of_several: (1, None),
+    tables.erase_neighbours: (1, None),
+    tables.compact_to_the_first: (2, None),
+    tables.roll_loses_a_row: (1, None),
+    tables.find_the_next_offset_by_time: (1, None),
+    tables.skip_the_end_of_history: (1, None),
+    tables.delete_records_in_memory: (1, None),
+    tables.refuse_what_is_stored: (1, None),
+    tables.alter_in_memory: (1, None),
+    tables.delete_the_name_alone: (1, None),
+    tables.leave_small_files_unsynced: (1, None),
+    fetch_session_forgets: (1, None),
+    produce_tells_the_last_offset: (1, None),
+    commit_answered_early: (1, None),
+    sessions_of_members_never_end: (1, None),
+    partitions_are_given_at_once: (1, None),
+    half_a_frame_counts: (1, None),
+    read_on_at_the_end: (2, None),
+    mutants.pass_over_missing_records: (1, None),
+    mutants.commit_deleted_segments_again: (2, None),
+    mutants.serve_own_files_after_a_statement: (2, None),
+    tables.forget_erasures_at_a_kill: (1, None),
+    tables.compact_too_far: (1, None),
+    tables.merge_loses_a_row: (1, None),
+    tables.give_ids_twice: (1, None),
+}
+_IN_A_CLUSTER: dict[Callable[[], None], tuple[int, str | None]] = {
+    cluster_mutants.count_the_leader_alone: (1, None),
+    cluster_mutants.join_wherever_it_is: (1, None),
+    cluster_mutants.tell_the_end_at_once: (2, None),
+    cluster_mutants.lead_without_producers: (1, None),
+    cluster_mutants.append_times_of_its_own: (2, None),
+    replication.snapshots_know_no_producers: (1, None),
+    open_outcome_is_a_refusal: (2, None),
+    cluster_mutants.elect_without_an_epoch: (1, None),
+    cluster_mutants.roll_all_there_is: (2, None),
+    cluster_mutants.count_producers_alone: (1, "zookeeper_down"),
+    cluster_mutants.stay_in_the_isr: (1, "lose_disk"),
+    cluster_mutants.trust_what_stands_beside: (1, "lose_journal"),
+    replication.fetches_of_other_epochs_count: (1, "cut_off_and_kill"),
+    replication.count_truncated_batches: (1, None),
+}
+#: Bugs that no world has shown yet, with the number of brokers. Other tests show them (docs/fault-tests.md).
+_UNNOTICED = {
     mutants.skip_seal_check: 1,
-    mutants.pass_over_missing_records: 1,
-    mutants.commit_deleted_segments_again: 1,
-    mutants.serve_own_files_after_a_statement: 1,
-    tables.forget_erasures_at_a_kill: 1,
     tables.move_no_log_start: 1,
-    tables.compact_too_far: 1,
-    tables.merge_loses_a_row: 1,
     tables.read_segments_unchecked: 1,
     tables.read_deleted_records: 1,
     tables.give_no_new_epoch: 1,
-    tables.give_ids_twice: 1,
     tables.commit_offsets_unsynced: 1,
-}
-_IN_A_CLUSTER = {
-    cluster_mutants.count_the_leader_alone: 4,
-    cluster_mutants.join_wherever_it_is: 1,
-    cluster_mutants.tell_the_end_at_once: 2,
-    cluster_mutants.lead_without_producers: 1,
-    cluster_mutants.append_times_of_its_own: 2,
-    replication.snapshots_know_no_producers: 4,
-    open_outcome_is_a_refusal: 1,
-    cluster_mutants.elect_without_an_epoch: 1,
-    cluster_mutants.roll_all_there_is: 4,
-    cluster_mutants.count_producers_alone: 4,
-    cluster_mutants.stay_in_the_isr: 1,
-    cluster_mutants.trust_what_stands_beside: 1,
-    cluster_mutants.compare_no_positions: 1,
-    cluster_mutants.bring_back_what_was_truncated: 1,
-    cluster_mutants.acknowledge_with_too_few: 1,
-    cluster_mutants.hold_the_lease_for_ever: 1,
-    replication.only_the_former_isr_counts: 1,
-    replication.only_the_proposed_isr_counts: 1,
-    replication.fetches_of_other_epochs_count: 1,
-    replication.a_former_leader_moves_the_high_watermark: 1,
-    replication.join_below_the_start_of_the_epoch: 1,
-    replication.write_over_any_state: 1,
-    replication.compare_no_epochs: 1,
-    replication.truncate_to_the_high_watermark: 1,
-    replication.take_stale_answers: 1,
-    replication.adopt_no_last_roll: 1,
-    replication.join_for_what_it_was: 1,
-    replication.append_with_too_few: 1,
-    replication.know_no_producers_at_the_table: 1,
-    replication.count_truncated_batches: 1,
-    replication.remember_truncated_epochs: 1,
-    cluster_mutants.elect_without_an_epoch: 1,
-    cluster_mutants.roll_all_there_is: 1,
-    cluster_mutants.count_producers_alone: 1,
+    cluster_mutants.compare_no_positions: 3,
+    cluster_mutants.bring_back_what_was_truncated: 3,
+    cluster_mutants.acknowledge_with_too_few: 3,
+    cluster_mutants.hold_the_lease_for_ever: 3,
+    replication.only_the_former_isr_counts: 3,
+    replication.only_the_proposed_isr_counts: 3,
+    replication.a_former_leader_moves_the_high_watermark: 3,
+    replication.join_below_the_start_of_the_epoch: 3,
+    replication.write_over_any_state: 3,
+    replication.compare_no_epochs: 3,
+    replication.truncate_to_the_high_watermark: 3,
+    replication.take_stale_answers: 3,
+    replication.adopt_no_last_roll: 3,
+    replication.join_for_what_it_was: 3,
+    replication.append_with_too_few: 3,
+    replication.know_no_producers_at_the_table: 3,
+    replication.remember_truncated_epochs: 3,
 }
 #: The bugs by name.
 BUGS: dict[str, Bug] = {
-    plant.__name__: Bug(plant, brokers, seed)
+    plant.__name__: Bug(plant, brokers, seed, kind)
     for brokers, bugs in ((1, _ON_ONE_NODE), (3, _IN_A_CLUSTER))
-    for plant, seed in bugs.items()
-}
+    for plant, (seed, kind) in bugs.items()
+} | {plant.__name__: Bug(plant, brokers) for plant, brokers in _UNNOTICED.items()}
 
 
 @functools.cache

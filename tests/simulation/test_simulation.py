@@ -156,7 +156,7 @@ def test_the_command_tells_the_story_of_a_planted_bug() -> None:
 
 @pytest.mark.system
 @pytest.mark.long
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.seed is not None])
 def test_a_planted_bug_is_noticed(name: str) -> None:
     bug = BUGS[name]
     world = f"{bug.seed}.0"
