@@ -226,8 +226,7 @@ class FaultyFileSystem(FileSystem):
         names = _names(call, f"{path}") if path else (call,)
         for name in names:
             self.hits[name] += 1
-        if self._points:
-            self._strike(names)
+        self._strike(names)
         if self._readonly and call in _CHANGES:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         for rule in self._rules:

@@ -14,7 +14,7 @@ faults of a point:
 
 import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -66,7 +66,7 @@ class FailPoints(FaultyFileSystem):
         """Let the ``number``-th call from here on fail."""
         self._until_failure = number
 
-    def _strike(self, names: set[str]) -> None:
+    def _strike(self, names: Collection[str]) -> None:
         self.hits["any"] += 1
         for name in names if self._each else ():
             fault = Fault(name, 1, self._each)
@@ -76,7 +76,7 @@ class FailPoints(FaultyFileSystem):
                 self._until_failure -= 1
                 if self._until_failure == 0:
                     fault.order(self)
-        super()._strike(names | {"any"})
+        super()._strike((*names, "any"))
 
 
 @dataclass(frozen=True, slots=True, order=True)
