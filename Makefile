@@ -20,10 +20,10 @@ demo: setup-run ## From nothing to the result: 336,776 real flights over HTTP in
 demo-cluster: setup-run ## Three brokers, whose leader is killed while flights are sent: no record is lost or doubled
 	@$(RUN) docs.demo.cluster
 
-test: lint ## Run what continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; a quarter of an hour
+test: lint ## Run what continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; twelve minutes
 	@$(RUN) pytest --numprocesses 4
 
-test-quick: setup ## Run the tests that start no process and no JVM; four minutes
+test-quick: setup ## Run the tests that start no process and no JVM; six minutes
 	@$(RUN) pytest --numprocesses 4 -m "not system and not spark and not long and not airflow and not wheel"
 
 test-all: lint setup-airflow ## Run all tests, with documentation, notebook, demo, wheel, Airflow and three minutes of simulation, before an issue is done; an hour and a half

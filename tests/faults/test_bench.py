@@ -21,6 +21,7 @@ LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=1.0, obse
 KAFKAS = replace(LITTLE, producers=1, kafka_producers=(IDEMPOTENT, PLAIN, LEADER_ALONE), kafka_readers=1)
 
 
+@pytest.mark.long
 def test_half_of_the_kinds_of_faults_under_a_little_load(tmp_path: Path) -> None:
     """Strike a random half of the kinds; ``make test-all`` strikes all of them.
 

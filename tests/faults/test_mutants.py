@@ -6,7 +6,6 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,12 +16,12 @@ from tests.faults.bench.schedule import Fault
 from tests.faults.bench.torture import load_of
 from tests.support.torture import TORTURE
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long]
 
-QUICK_TO_CATCH = (mutants.ack_before_fsync,)
 #: One for each way to lose acknowledged or read records, two for groups, three for Kafka's protocol. The others
 #: resemble one of them, or have their own tests.
-SLOW_TO_CATCH = (
+FEW = (
+    mutants.ack_before_fsync,
     mutants.skip_seal_check,
     mutants.no_entry_sync,
     mutants.hw_is_leo,
@@ -33,14 +32,10 @@ SLOW_TO_CATCH = (
     mutants.store_repeated_batches,
     mutants.serve_batches_without_their_place,
 )
-MUTANTS = tuple(EXPOSED_BY) if TORTURE else (*QUICK_TO_CATCH, *SLOW_TO_CATCH)
+MUTANTS = tuple(EXPOSED_BY) if TORTURE else FEW
 
 
-def of_its_lane(mutant: Callable[[], None]) -> Any:
-    return pytest.param(mutant, id=mutant.__name__, marks=() if mutant in QUICK_TO_CATCH else pytest.mark.long)
-
-
-@pytest.mark.parametrize("mutant", [of_its_lane(mutant) for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
     exposed = EXPOSED_BY[mutant]
     told = re.compile(exposed.told, re.DOTALL)
@@ -54,7 +49,6 @@ def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
     pytest.fail("nothing was noticed")
 
 
-@pytest.mark.long
 def test_the_same_faults_do_no_harm_to_the_server_itself(tmp_path: Path) -> None:
     faults: list[Fault] = []
     for mutant in MUTANTS:

@@ -205,9 +205,15 @@ def json(spark, store, topic, path):
 
 
 WAYS = [batch, storage, stream, view, table_function, read_offsets_of_storage, read_offsets_of_store, group, sink, json]
+#: One for each kind of code in the way: the store, its table, a stream, a sink, and JSON.
+SHORT = (batch, storage, stream, sink, json)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way",
+    [way if way in SHORT else pytest.param(way, marks=pytest.mark.long) for way in WAYS],
+    ids=lambda way: way.__name__,
+)
 @pytest.mark.parametrize("together", [TYPES, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_each_way_is_the_same_whatever_the_session_says(spark, store, topic, tmp_path, together, way):
     with settings(spark, SETTINGS[together]):
