@@ -20,7 +20,7 @@ demo: setup-run ## From nothing to the result: 336,776 real flights over HTTP in
 demo-cluster: setup-run ## Three brokers, whose leader is killed while flights are sent: no record is lost or doubled
 	@$(RUN) docs.demo.cluster
 
-test: lint ## Run what continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; twelve minutes
+test: lint ## Run what continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; thirteen minutes
 	@$(RUN) pytest --numprocesses 4
 
 test-quick: setup ## Run the tests that start no process and no JVM; six minutes
