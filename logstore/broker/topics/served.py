@@ -427,7 +427,7 @@ class Topics:
             log.error("topic.quarantined", topic=topic.name, why=str(error))
             return
         except StorageError:
-            if not await self.was_removed(topic):
+            if not self._catalog.is_shared or not await self.was_removed(topic):
                 raise
             # Another broker has deleted it since this one began to start. Discovery drops it.
             log.info("topic.deleted_meanwhile", topic=topic.name)
