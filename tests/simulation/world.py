@@ -277,7 +277,7 @@ class World:
         """Read everything for the last time: through the store, by the group's members, and from the tables."""
         for node in self.site.nodes:
             node.lost_answers = 0.0
-        await self._eventually(self._all_in_sync, "a replica is not in the ISR")
+        await self._eventually(self._is_whole, "a replica is not in the ISR")
         client = Reader(self.site, self.history, "final", random.Random(f"{self._seed} final"))
         for topic, partition in [(each, p) for each in _ALL for p in range(each.partitions)]:
 
@@ -322,15 +322,8 @@ class World:
             offsets = in_table.get((group, topic.name), {})
             self.history.tell("final-delta-rs", "final_commits", group=group, topic=topic.name, offsets=offsets)
 
-    async def _all_in_sync(self) -> bool:
-        if (cluster := self.site.cluster) is None:
-            return True
-        for topic, partition in [(each, p) for each in _ALL for p in range(each.partitions)]:
-            leader = cluster.leader(topic.name, partition)
-            state = None if leader is None else cluster.state(int(leader.name), topic.name, partition)
-            if state is None or len(state.in_sync_replicas) < len(self.site.nodes):
-                return False
-        return True
+    async def _is_whole(self) -> bool:
+        return self.site.cluster is None or self.site.cluster.is_whole()
 
     async def _read_log(self, client: Reader, topic: TopicSpec, partition: int) -> dict[str, Any]:
         rows: list[Any] = []
