@@ -26,7 +26,6 @@ from tests.simulation.site import GroupName, Log, Place, Site
 CLIENT = RequestContext("1", "simulated", "HTTP", "127.0.0.1", None, ANONYMOUS)
 #: Responses that say that a request has changed nothing; after any other 5xx its outcome is open.
 _REFUSED = {429, 503}
-_PAUSE_S = 0.02
 _AGAIN_S = 0.3
 _TRIES = 400
 

@@ -82,6 +82,12 @@ class PlayedTask(asyncio.Task[Any]):
     process: PlayedProcess | None = None
 
 
+def _process_of(future: object) -> PlayedProcess | None:
+    """Return the process of a task, or of the tasks that a future of ``asyncio.gather`` waits for."""
+    found = (getattr(one, "process", None) for one in (future, *getattr(future, "_children", ())))
+    return next((process for process in found if process is not None), None)
+
+
 class _Selector:
     """The loop's selector: no event ever comes from outside, so it lets time pass."""
 
@@ -135,7 +141,7 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
         return task
 
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        process = getattr(context.get("task") or context.get("future"), "process", None)
+        process = _process_of(context.get("task") or context.get("future"))
         if process is not None and process.is_dead:
             return  # the garbage collector destroys what a dead process has left
         error = context.get("exception")
