@@ -108,7 +108,7 @@ fi
 
 # The inputs of the installation of this project, including the C compilers that exist now.
 sources() {
-    cat pyproject.toml logstore/__init__.py conf/build_hook.py logstore/kafka_batches/record_codec.c
+    cat pyproject.toml logstore/__init__.py conf/build_hook.py logstore/kafka_batches/*.c
     echo "${CC:-}"
     command -v cc gcc clang || true
 }

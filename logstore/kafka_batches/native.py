@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,39 +36,45 @@ _BATCH: Final = struct.Struct(f"{_BATCH_FIELDS}q")
 #: The struct found: fault, record, and the fields of ``Found``.
 _FOUND: Final = struct.Struct(f"{2 + len(Found._fields)}q")
 _COLUMNS: Final = struct.Struct("23q")
-_RECORDS: Final = struct.Struct("25q")
+_RECORDS: Final = struct.Struct("31q")
 _NO_HEADER_COLUMNS: Final = [0] * 10
-_NO_HEADER_SOURCES: Final = [0] * 12
+_NO_HEADER_SOURCES: Final = [0] * 15
 _RISING: Final = struct.pack("3q", 0, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
 _CONTIGUOUS: Final = struct.pack("3q", 1, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
+
+
+#: The ``struct source``: validity, bit of the first row in it, offsets, data, bytes before each value.
+Source: TypeAlias = tuple[int, int, int, int, int]
 
 
 class StaleLibraryError(OSError):
     """The library was compiled from another source."""
 
 
-def source_crc() -> int:
-    return zlib.crc32(SOURCE.read_bytes())
+def open_library(library: Path, source: Path) -> ctypes.CDLL:
+    """Load a library. Raises OSError if it cannot be loaded, and StaleLibraryError if it was compiled from another
+    ``source``.
+    """
+    functions = ctypes.CDLL(str(library))
+    functions.source_crc.restype = ctypes.c_int64
+    if functions.source_crc() != zlib.crc32(source.read_bytes()):
+        raise StaleLibraryError(f"{library} was compiled from another {source.name}")
+    return functions
 
 
 class NativeCodec:
     """The ``RecordCodec`` that calls the library."""
 
     def __init__(self, library: Path = LIBRARY) -> None:
-        """Load the library. Raises OSError if it cannot be loaded, and StaleLibraryError if it was compiled from
-        another source.
-        """
-        functions = ctypes.CDLL(str(library))
-        functions.source_crc.restype = ctypes.c_int64
-        if functions.source_crc() != source_crc():
-            raise StaleLibraryError(f"{library} was compiled from another {SOURCE.name}")
+        """Load the library. Raises the errors of ``open_library``."""
+        functions = open_library(library, SOURCE)
         # The last argument of each is memory that it writes, or reads without a length: an address.
         structure, number, address = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
         for name, arguments in (
             ("scan", (structure, number, structure, address)),
             ("decode", (structure, number, structure, structure)),
             ("encoded_size", (structure,)),
-            ("encode", (structure, address, number)),
+            ("encode", (structure, address, number, address)),
         ):
             function = getattr(functions, name)
             function.argtypes = arguments
@@ -120,22 +126,37 @@ class NativeCodec:
         )
 
     def encode(self, records: pa.RecordBatch, base_offset: int, base_timestamp: int) -> pa.Buffer:
-        offsets, timestamps, key, value, headers = records.columns
-        fields = [records.num_rows, base_offset, base_timestamp, _numbers(offsets), _numbers(timestamps)]
-        fields += [*_source(key), *_source(value)]
-        if headers.null_count < len(headers):
-            elements = headers.values
-            fields += [*_source(headers), *_source(elements.field("key")), *_source(elements.field("value"))]
-        else:
-            fields += _NO_HEADER_SOURCES
-        packed = _RECORDS.pack(*fields)
+        packed = _packed_records(records, source_of(records.column("value")), 0, base_offset, base_timestamp)
         size = self._encoded_size(packed)
         if size + HEADER_BYTES > COLUMN_BYTES_MAX:
             raise ValueError(f"a record batch has at most {COLUMN_BYTES_MAX} bytes: encode fewer records at once")
         out = _allocate(HEADER_BYTES + size)
-        if not self._encode(packed, out.address + HEADER_BYTES, size):
+        if self._encode(packed, out.address + HEADER_BYTES, size, None) != size:
             raise AssertionError("the records were changed while they were encoded")
         return out
+
+    def encode_into(
+        self,
+        out: pa.Buffer,
+        at: int,
+        records: pa.RecordBatch,
+        value: Source,
+        kept: np.ndarray | None,
+        base_offset: int,
+        base_timestamp: int,
+    ) -> tuple[int, int]:
+        """Write the ``kept`` rows (a boolean for each; None: all) to ``out`` from its byte ``at`` on, as the records of
+        a batch, up to the first that does not fit. Their values are not in ``records``, but in ``value``. Return the
+        number of rows that are done, those that are not kept included, and the bytes that they took.
+        """
+        packed = _packed_records(records, value, _address_of(kept), base_offset, base_timestamp)
+        done = ctypes.c_int64()
+        size = self._encode(packed, out.address + at, out.size - at, ctypes.byref(done))
+        return done.value, size
+
+    def encoded_size(self, records: pa.RecordBatch, value: Source, base_offset: int, base_timestamp: int) -> int:
+        """Return the bytes that ``encode_into`` needs for all of the rows."""
+        return int(self._encoded_size(_packed_records(records, value, 0, base_offset, base_timestamp)))
 
 
 # The source of memory; a test puts memory with guarded ends here.
@@ -201,13 +222,31 @@ class _Headers:
         return pa.Array.from_buffers(HEADERS_TYPE, self._rows, buffers, null_count=self._bare, children=[elements])
 
 
-def _source(column: pa.Array) -> tuple[int, int, int, int]:
-    """Return the ``struct source`` of a binary, text or list column, which may be a slice. A list has no data."""
+def source_of(column: pa.Array) -> Source:
+    """Return the source of a binary, text or list column, which may be a slice. A list has no data."""
     valid, offsets, data, *_ = column.buffers()
     start = column.offset
-    return _address(valid) if column.null_count else 0, start, _address(offsets) + 4 * start, _address(data)
+    return _address(valid) if column.null_count else 0, start, _address(offsets) + 4 * start, _address(data), 0
+
+
+def _packed_records(records: pa.RecordBatch, value: Source, kept: int, base_offset: int, base_timestamp: int) -> bytes:
+    """Return the ``struct records`` of columns of LOG_SCHEMA, of which the values are elsewhere."""
+    offsets, timestamps, key = (records.column(name) for name in ("offset", "timestamp", "key"))
+    headers = records.column("headers")
+    fields = [records.num_rows, base_offset, base_timestamp, _numbers(offsets), _numbers(timestamps), kept]
+    fields += [*source_of(key), *value]
+    if headers.null_count < len(headers):
+        elements = headers.values
+        fields += [*source_of(headers), *source_of(elements.field("key")), *source_of(elements.field("value"))]
+    else:
+        fields += _NO_HEADER_SOURCES
+    return _RECORDS.pack(*fields)
 
 
 def _numbers(column: pa.Array) -> int:
     """Return the address of the first number of a column of 64-bit numbers without nulls."""
     return int(column.buffers()[1].address) + 8 * int(column.offset)
+
+
+def _address_of(kept: np.ndarray | None) -> int:
+    return 0 if kept is None else int(kept.ctypes.data)
