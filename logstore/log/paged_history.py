@@ -15,6 +15,7 @@ from logstore.limits import MIB
 from logstore.log.kafka_records import BatchRuns, Epochs
 from logstore.log.slices import Slice, Wanted
 from logstore.records.log_batches import int64_values
+from logstore.segments.chunk_memory import Bytes
 from logstore.segments.offset_ranges import OffsetRanges
 from logstore.segments.value_pages import PagedRowGroup
 
@@ -32,6 +33,11 @@ class PagedHistory:
         self._offsets = int64_values(group.rows.column("offset"))
         self._timestamps = int64_values(group.rows.column("timestamp"))
         self._decoded_bytes = int(group.rows.nbytes)
+
+    @property
+    def chunk(self) -> Bytes:
+        """The memory of the pages."""
+        return self._group.values.chunk
 
     @property
     def num_bytes(self) -> int:

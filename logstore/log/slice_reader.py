@@ -30,6 +30,7 @@ from logstore.log.slices import Search, Slice, Wanted
 from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
+from logstore.segments.chunk_memory import ChunkMemory
 from logstore.segments.foreign_names import is_file
 from logstore.segments.reader import SegmentIndex, read_index, read_paged, read_row_group, row_group_batches
 from logstore.segments.row_group import RowGroup
@@ -118,6 +119,7 @@ class SliceReader:
         self._begun: list[_Begun] = []
         self._indices: LRUCache[str, SegmentIndex] = LRUCache(_FOOTERS_BYTES, getsizeof=_footer_bytes)
         self._row_group_files: LRUCache[str, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
+        self._memory = ChunkMemory()
         self._lock = threading.Lock()
 
     def read_frames(self, frames: Sequence[IndexedFrame], wanted: Wanted) -> Slice[pa.RecordBatch]:
@@ -223,7 +225,7 @@ class SliceReader:
         rows are returned if others are deleted, or if it cannot be checked as it is.
         """
         group = place.group
-        in_file: Sequence[RowGroupFile] = ()
+        in_file: tuple[RowGroupFile, ...] = ()
         if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
             in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
         if in_file:
@@ -232,7 +234,7 @@ class SliceReader:
             # contain, because a merge or a roll has just made it.
             if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
                 return Slice([], 0, 0, wanted.start)
-            found = _whole_row_group(place, file, index, wanted.start)
+            found = self._whole_row_group(place, file, index, wanted.start)
             if found is not None:
                 count = min(found.record_count, group.last_offset + 1 - wanted.start)
                 return Slice([found], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
@@ -245,6 +247,24 @@ class SliceReader:
         first_offset = int(int64_values(rows.batches[0].column("offset"))[0])
         batch = RecordBatch(first_offset, 0, rows.count, PARQUET, write_row_group_file(rows.batches))
         return Slice([batch], rows.count, rows.num_bytes, rows.next_offset, rows.is_full)
+
+    def _whole_row_group(
+        self, place: _Place, file: RowGroupFile, index: SegmentIndex, start: int
+    ) -> RecordBatch | None:
+        """Return a row group as it is stored, or the rows from the offset ``start`` on that are left of it; None if the
+        pages of these cannot be copied.
+        """
+        group = place.group
+        if not file.has_deleted:
+            payload = read_row_group_file(place.files, place.name, file)
+            return RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
+        with contextlib.suppress(OtherPageError):
+            paged = read_paged(place.files, place.name, index, group, self._memory)
+            if paged is not None:
+                kept = write_kept_rows(paged, start)
+                self._memory.give_back(paged.values.chunk)
+                return RecordBatch(kept.first_offset, 0, kept.num_rows, PARQUET, kept.payload)
+        return None
 
     def _read_on(
         self,
@@ -264,20 +284,27 @@ class SliceReader:
         """Return the reading of a row group whose values stay in pages; None if they cannot."""
         if begun := self._take_begun(place.key, start, PagedHistory):
             return begun
-        group = read_paged(place.files, place.name, index, place.group)
+        group = read_paged(place.files, place.name, index, place.group, self._memory)
         return None if group is None else PagedHistory(group)
 
     def _keep(self, key: object, next_offset: int, reading: _Decoded | PagedHistory, scanned_to: int) -> None:
-        """Keep a reading for the next slice, if there is any before ``scanned_to``."""
+        """Keep a reading for the next slice, if there is any before ``scanned_to``. The memory of readings that are not
+        kept is used again.
+        """
+        dropped: list[_Decoded | PagedHistory] = []
         if next_offset >= scanned_to:
-            return
-        with self._lock:
-            same = [at for at, begun in enumerate(self._begun) if begun[:2] == (key, next_offset)]
-            if len(same) == _READINGS_OF_A_PLACE:
-                del self._begun[same[0]]
-            self._begun.append(_Begun(key, next_offset, reading))
-            while sum(begun.num_bytes for begun in self._begun) > READINGS_BYTES_MAX:
-                del self._begun[0]
+            dropped.append(reading)
+        else:
+            with self._lock:
+                same = [at for at, begun in enumerate(self._begun) if begun[:2] == (key, next_offset)]
+                if len(same) == _READINGS_OF_A_PLACE:
+                    dropped.append(self._begun.pop(same[0]).reading)
+                self._begun.append(_Begun(key, next_offset, reading))
+                while sum(begun.num_bytes for begun in self._begun) > READINGS_BYTES_MAX:
+                    dropped.append(self._begun.pop(0).reading)
+        for one in dropped:
+            if isinstance(one, PagedHistory):
+                self._memory.give_back(one.chunk)
 
     def _take_begun(self, key: object, offset: int, kind: type[R]) -> R | None:
         with self._lock:
@@ -388,22 +415,6 @@ def _footer_bytes(index: SegmentIndex) -> int:
 def _nothing_until(following: int, wanted: Wanted) -> Slice[C]:
     """Return an empty slice, because no record of the segment is left: reading continues at ``following``."""
     return Slice([], 0, 0, max(wanted.start, min(following, wanted.end)))
-
-
-def _whole_row_group(place: _Place, file: RowGroupFile, index: SegmentIndex, start: int) -> RecordBatch | None:
-    """Return a row group as it is stored, or the rows from the offset ``start`` on that are left of it; None if the
-    pages of these cannot be copied.
-    """
-    group = place.group
-    if not file.has_deleted:
-        payload = read_row_group_file(place.files, place.name, file)
-        return RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
-    with contextlib.suppress(OtherPageError):
-        paged = read_paged(place.files, place.name, index, group)
-        if paged is not None:
-            payload, count, first_offset = write_kept_rows(paged, start)
-            return RecordBatch(first_offset, 0, count, PARQUET, payload)
-    return None
 
 
 def _check_against_log(place: str, groups: Sequence[RowGroup], segment: SegmentFile) -> None:

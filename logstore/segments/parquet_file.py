@@ -17,6 +17,7 @@ from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError
 from logstore.limits import ROW_GROUP_ROWS_MAX
 from logstore.segments import checksums
+from logstore.segments.chunk_memory import Bytes, ChunkMemory
 from logstore.segments.footer import SegmentFooter, decode_footer, is_segment
 from logstore.segments.names import parse_segment_name
 from logstore.table_files import TableFiles
@@ -70,16 +71,16 @@ class ParquetFile:
         except BAD_BYTES as error:
             raise self.damaged_in(row_group, error) from error
 
-    def read_chunk(self, row_group: int, column: str) -> pa.Buffer:
-        """Read the bytes of a column chunk of a file with checksums. Raises OSError, and CorruptionError if they have
-        changed since they were written.
+    def read_chunk(self, row_group: int, column: str, memory: ChunkMemory) -> Bytes:
+        """Read the bytes of a column chunk of a file with checksums into ``memory``. Raises OSError, and
+        CorruptionError if they have changed since they were written.
         """
         (leaf,) = self._leaves([column])
         first = row_group * self.metadata.num_columns + leaf
         (begin, _), (end, _) = self.chain[first : first + 2]
-        chunk = pa.allocate_buffer(end - begin)
+        chunk = memory.take(end - begin)
         try:
-            self._read_checked(row_group, [(leaf, memoryview(chunk).cast("B"))])
+            self._read_checked(row_group, [(leaf, chunk.data)])
         except BAD_BYTES as error:
             raise self.damaged_in(row_group, error) from error
         return chunk

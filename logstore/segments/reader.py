@@ -16,6 +16,7 @@ from logstore.kafka_batches.plain_pages import PAGE_CODEC
 from logstore.limits import MIB
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
+from logstore.segments.chunk_memory import ChunkMemory
 from logstore.segments.footer import SegmentFooter, is_segment, log_append_times
 from logstore.segments.foreign_file import ForeignFile, open_foreign
 from logstore.segments.foreign_names import foreign_records, is_file
@@ -167,9 +168,11 @@ def row_group_batches(
     return _batches(open_parquet(files, name), group.index, columns, rows)
 
 
-def read_paged(files: TableFiles, name: str, index: SegmentIndex, group: RowGroup) -> PagedRowGroup | None:
-    """Read a row group of the segment ``name``, masked or not, except its values; None if they are not in pages that
-    can be taken as they are, or if this process has no library for it. Raises FileNotFoundError, OSError, and
+def read_paged(
+    files: TableFiles, name: str, index: SegmentIndex, group: RowGroup, memory: ChunkMemory
+) -> PagedRowGroup | None:
+    """Read a row group of the segment ``name``, masked or not, with the pages of its values in ``memory``; None if they
+    cannot be taken as they are, or if this process has no library for it. Raises FileNotFoundError, OSError, and
     CorruptionError if it does not read back.
     """
     file = index.file
@@ -179,7 +182,7 @@ def read_paged(files: TableFiles, name: str, index: SegmentIndex, group: RowGrou
     if stored is None:
         return None
     row_group, kept = stored
-    values = read_value_pages(PAGE_CODEC, file, row_group)
+    values = read_value_pages(PAGE_CODEC, file, row_group, memory)
     if values is None:
         return None
     batches = list(_batches(file, row_group, DECODED, file.metadata.row_group(row_group).num_rows))

@@ -118,10 +118,10 @@ def write_row_group_file(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
 
 
 class KeptRows(NamedTuple):
-    """The Parquet file of some rows of a row group, how many, and the first one's offset."""
+    """The Parquet file of ``num_rows`` rows of a row group, and the first one's offset."""
 
     payload: memoryview
-    count: int
+    num_rows: int
     first_offset: int
 
 

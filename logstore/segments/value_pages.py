@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from logstore.kafka_batches.plain_pages import PageCodec, PlainPage, copied_bytes
 from logstore.segments import thrift
+from logstore.segments.chunk_memory import Bytes, ChunkMemory
 from logstore.segments.parquet_file import BAD_BYTES, ParquetFile
 
 #: The columns that are decoded.
@@ -55,12 +56,10 @@ class StoredPage(NamedTuple):
 class ValuePages:
     """The pages of the values of a row group, which are read by rising rows. ``chunk`` are the bytes of the column."""
 
-    def __init__(
-        self, codec: PageCodec, chunk: pa.Buffer, pages: Sequence[StoredPage], compression: str | None
-    ) -> None:
+    def __init__(self, codec: PageCodec, chunk: Bytes, pages: Sequence[StoredPage], compression: str | None) -> None:
         self.pages = pages
         self.codec = codec
-        self._chunk = chunk
+        self.chunk = chunk
         self._inflater = None if compression is None else pa.Codec(compression)
         self._at = 0
         self._page: PlainPage | None = None
@@ -69,7 +68,7 @@ class ValuePages:
     def num_bytes(self) -> int:
         """The bytes that are held; a page with a larger value may have more than others."""
         of_page = 0 if self._page is None else self._page.data.size + self._page.offsets.size
-        return int(self._chunk.size) + of_page
+        return self.chunk.size + of_page
 
     def page_of(self, row: int) -> tuple[StoredPage, PlainPage]:
         """Return the page that has the row, which is not before that of the last call. Raises OtherPageError."""
@@ -82,7 +81,7 @@ class ValuePages:
         return place, self._page
 
     def _read(self, place: StoredPage) -> PlainPage:
-        data = self._chunk.slice(place.begin, place.size)
+        data = pa.py_buffer(self.chunk[place.begin : place.begin + place.size])
         try:
             if self._inflater is not None:
                 data = self._inflater.decompress(data, place.inflated)
@@ -106,7 +105,7 @@ class ValuePages:
         """
         for place in self.pages:
             rows = kept[place.first_row : place.end_row]
-            if not (count := np.count_nonzero(rows)):
+            if not (count := int(np.count_nonzero(rows))):
                 continue
             _, page = self.page_of(place.first_row)
             size = self.codec.copied_size(page, rows)
@@ -140,9 +139,9 @@ class PagedRowGroup:
         return found if self.kept[found] else end
 
 
-def read_value_pages(codec: PageCodec, file: ParquetFile, row_group: int) -> ValuePages | None:
-    """Read the values of a row group of a file with checksums; None if they are not in pages as this store writes them.
-    Raises OSError and CorruptionError.
+def read_value_pages(codec: PageCodec, file: ParquetFile, row_group: int, memory: ChunkMemory) -> ValuePages | None:
+    """Read the values of a row group of a file with checksums into ``memory``; None if they are not in pages as this
+    store writes them. Raises OSError and CorruptionError.
     """
     metadata, schema = file.metadata.row_group(row_group), file.metadata.schema
     leaf = next(at for at in range(metadata.num_columns) if metadata.column(at).path_in_schema == "value")
@@ -151,8 +150,8 @@ def read_value_pages(codec: PageCodec, file: ParquetFile, row_group: int) -> Val
         return None
     if (column.max_definition_level, column.max_repetition_level) != (1, 0):
         return None
-    content = file.read_chunk(row_group, "value")
-    pages = _stored_pages(memoryview(content).cast("B"), metadata.num_rows)
+    content = file.read_chunk(row_group, "value", memory)
+    pages = _stored_pages(content.data, metadata.num_rows)
     return None if pages is None else ValuePages(codec, content, pages, _CODECS[chunk.compression])
 
 

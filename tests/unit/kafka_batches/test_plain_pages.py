@@ -1,6 +1,5 @@
 """Pages of Parquet, written by hand: their values are found, and copies have those of the kept rows."""
 
-import struct
 from random import Random
 
 import numpy as np
@@ -12,48 +11,17 @@ from hypothesis import strategies as st
 from logstore.kafka_batches import plain_pages
 from logstore.kafka_batches.plain_pages import PageCodec, PlainPage, copied_bytes
 from tests.support.examples import examples
+from tests.support.plain_pages import Values, levels_of, page_of
 
 assert plain_pages.PAGE_CODEC is None or isinstance(plain_pages.PAGE_CODEC, PageCodec)
 pytestmark = pytest.mark.skipif(plain_pages.PAGE_CODEC is None, reason="there is no C compiler")
 
-Values = list[bytes | None]
 _VALUES = st.lists(st.none() | st.binary(max_size=9) | st.just(b"v" * 300), min_size=1, max_size=80)
 
 
 def codec() -> PageCodec:
     assert plain_pages.PAGE_CODEC is not None
     return plain_pages.PAGE_CODEC
-
-
-def unsigned(number: int) -> bytes:
-    found = bytearray()
-    while number >= 128:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def levels_of(values: Values, chance: Random) -> bytes:
-    """Return the levels in runs of both kinds, cut at random."""
-    bits = [int(value is not None) for value in values]
-    levels = bytearray()
-    while bits:
-        same = next((at for at, bit in enumerate(bits) if bit != bits[0]), len(bits))
-        if chance.random() < 0.5:
-            taken = chance.randint(1, same)
-            levels += unsigned(taken << 1) + bytes([bits[0]])
-        else:
-            groups = chance.randint(1, -(-len(bits) // 8))
-            taken = min(8 * groups, len(bits))
-            packed = sum(bit << at for at, bit in enumerate(bits[:taken]))
-            levels += unsigned(groups << 1 | 1) + packed.to_bytes(groups, "little")
-        bits = bits[taken:]
-    return bytes(levels)
-
-
-def page_of(values: Values, levels: bytes) -> bytes:
-    plain = b"".join(struct.pack("<I", len(value)) + value for value in values if value is not None)
-    return struct.pack("<I", len(levels)) + levels + plain
 
 
 def values_of(page: PlainPage) -> Values:

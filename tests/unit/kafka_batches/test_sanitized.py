@@ -1,4 +1,4 @@
-"""The address sanitizer and the one for undefined behaviour run the codec in C on the corpus of the fuzz test."""
+"""The address sanitizer and the one for undefined behaviour run the codecs in C on damaged batches and pages."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf.build_hook import compile_codec, compiler
-from logstore.kafka_batches.native import SOURCE
+from logstore.kafka_batches import native, plain_pages
 from tests.support.server_process import ROOT
 
 pytestmark = pytest.mark.long
@@ -19,22 +19,23 @@ _OPTIONS = ("-g", "-O0", "-fno-omit-frame-pointer", "-fsanitize=address,undefine
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return the library, and the sanitizer's library, which is loaded before Python."""
+    """Return the directory of the libraries, and the sanitizer's library, which is loaded before Python."""
     command = compiler()
     if command is None:
         pytest.skip("there is no C compiler")
-    library = tmp_path_factory.mktemp("sanitized") / "codec.so"
+    directory = tmp_path_factory.mktemp("sanitized")
     try:
-        compile_codec(SOURCE, library, _OPTIONS)
+        for module in (native, plain_pages):
+            compile_codec(module.SOURCE, directory / module.LIBRARY.name, _OPTIONS)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"the C compiler has no sanitizers: {error.stderr[-200:]!r}")
     name = "libclang_rt.asan-x86_64.so" if "clang" in command[0] else "libasan.so"
     runtime = subprocess.check_output([*command, f"-print-file-name={name}"], text=True, timeout=60).strip()
-    return library, runtime
+    return directory, runtime
 
 
 def run(sanitized: tuple[Path, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    library, runtime = sanitized
+    directory, runtime = sanitized
     environment = {
         **os.environ,
         "LD_PRELOAD": runtime,
@@ -42,20 +43,21 @@ def run(sanitized: tuple[Path, str], *arguments: str) -> subprocess.CompletedPro
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "tests.support.sanitized_codec", str(library), *arguments]
+    command = [sys.executable, "-m", "tests.support.sanitized_codec", str(directory), *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
-def test_no_byte_outside_of_the_buffers_is_touched(sanitized: tuple[Path, str]):
-    ran = run(sanitized, "fuzz")
+@pytest.mark.parametrize("what", ["fuzz", "pages"])
+def test_no_byte_outside_of_the_buffers_is_touched(sanitized: tuple[Path, str], what: str):
+    ran = run(sanitized, what)
     assert ran.returncode == 0, ran.stderr[-3_000:]
     taken, refused = map(int, ran.stdout.split())
     assert min(taken, refused) > 1_000
 
 
-@pytest.mark.parametrize("kind", ["read", "write"])
-def test_the_sanitizer_would_see_it(sanitized: tuple[Path, str], kind: str):
-    ran = run(sanitized, kind)
+@pytest.mark.parametrize("what", ["read", "write", "read a page", "write a page"])
+def test_the_sanitizer_would_see_it(sanitized: tuple[Path, str], what: str):
+    ran = run(sanitized, what)
     assert ran.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in ran.stderr
-    assert kind.upper() in ran.stderr
+    assert what.split(maxsplit=1)[0].upper() in ran.stderr
