@@ -126,8 +126,9 @@ class NativeCodec:
         )
 
     def encode(self, records: pa.RecordBatch, base_offset: int, base_timestamp: int) -> pa.Buffer:
-        packed = _packed_records(records, source_of(records.column("value")), 0, base_offset, base_timestamp)
-        size = self._encoded_size(packed)
+        value = _source(records.column("value"))
+        packed = RecordColumns(records).packed(0, records.num_rows, value, None, base_offset, base_timestamp)
+        size = self.encoded_size(packed)
         if size + HEADER_BYTES > COLUMN_BYTES_MAX:
             raise ValueError(f"a record batch has at most {COLUMN_BYTES_MAX} bytes: encode fewer records at once")
         out = _allocate(HEADER_BYTES + size)
@@ -135,28 +136,50 @@ class NativeCodec:
             raise AssertionError("the records were changed while they were encoded")
         return out
 
-    def encode_into(
-        self,
-        out: pa.Buffer,
-        at: int,
-        records: pa.RecordBatch,
-        value: Source,
-        kept: np.ndarray | None,
-        base_offset: int,
-        base_timestamp: int,
-    ) -> tuple[int, int]:
-        """Write the ``kept`` rows (a boolean for each; None: all) to ``out`` from its byte ``at`` on, as the records of
-        a batch, up to the first that does not fit. Their values are not in ``records``, but in ``value``. Return the
-        number of rows that are done, those that are not kept included, and the bytes that they took.
+    def encode_into(self, out: pa.Buffer, at: int, packed: bytes) -> tuple[int, int]:
+        """Write rows, packed by ``RecordColumns``, to ``out`` from its byte ``at`` on, as the records of a batch, up to
+        the first that does not fit. Return the number of rows that are done, those that are not kept included, and
+        the bytes that they took.
         """
-        packed = _packed_records(records, value, _address_of(kept), base_offset, base_timestamp)
         done = ctypes.c_int64()
         size = self._encode(packed, out.address + at, out.size - at, ctypes.byref(done))
         return done.value, size
 
-    def encoded_size(self, records: pa.RecordBatch, value: Source, base_offset: int, base_timestamp: int) -> int:
+    def encoded_size(self, packed: bytes) -> int:
         """Return the bytes that ``encode_into`` needs for all of the rows."""
-        return int(self._encoded_size(_packed_records(records, value, 0, base_offset, base_timestamp)))
+        return int(self._encoded_size(packed))
+
+
+class RecordColumns:
+    """The columns of records (LOG_SCHEMA) except their values, of which rows are encoded."""
+
+    def __init__(self, records: pa.RecordBatch) -> None:
+        offsets, timestamps, key, headers = map(records.column, ("offset", "timestamp", "key", "headers"))
+        # They own the memory.
+        self._columns = offsets, timestamps, key, headers
+        self._numbers = _numbers(offsets), _numbers(timestamps)
+        self._key = _source(key)
+        self._lists: Source | None = None
+        self._elements: tuple[int, ...] = ()
+        if headers.null_count < len(headers):
+            elements = headers.values
+            self._lists = _source(headers)
+            self._elements = (*_source(elements.field("key")), *_source(elements.field("value")))
+
+    def packed(
+        self, first: int, rows: int, value: Source, kept: np.ndarray | None, base_offset: int, base_timestamp: int
+    ) -> bytes:
+        """Return the ``struct records`` of ``rows`` rows from ``first`` on, with their values from elsewhere. ``kept``
+        is a boolean for each, None to keep all.
+        """
+        offsets, timestamps = self._numbers
+        fields = [rows, base_offset, base_timestamp, offsets + 8 * first, timestamps + 8 * first]
+        fields += [0 if kept is None else kept.ctypes.data, *_from_row(self._key, first), *value]
+        if self._lists is None:
+            fields += _NO_HEADER_SOURCES
+        else:
+            fields += [*_from_row(self._lists, first), *self._elements]
+        return _RECORDS.pack(*fields)
 
 
 # The source of memory; a test puts memory with guarded ends here.
@@ -222,31 +245,18 @@ class _Headers:
         return pa.Array.from_buffers(HEADERS_TYPE, self._rows, buffers, null_count=self._bare, children=[elements])
 
 
-def source_of(column: pa.Array) -> Source:
+def _source(column: pa.Array) -> Source:
     """Return the source of a binary, text or list column, which may be a slice. A list has no data."""
     valid, offsets, data, *_ = column.buffers()
     start = column.offset
     return _address(valid) if column.null_count else 0, start, _address(offsets) + 4 * start, _address(data), 0
 
 
-def _packed_records(records: pa.RecordBatch, value: Source, kept: int, base_offset: int, base_timestamp: int) -> bytes:
-    """Return the ``struct records`` of columns of LOG_SCHEMA, of which the values are elsewhere."""
-    offsets, timestamps, key = (records.column(name) for name in ("offset", "timestamp", "key"))
-    headers = records.column("headers")
-    fields = [records.num_rows, base_offset, base_timestamp, _numbers(offsets), _numbers(timestamps), kept]
-    fields += [*source_of(key), *value]
-    if headers.null_count < len(headers):
-        elements = headers.values
-        fields += [*source_of(headers), *source_of(elements.field("key")), *source_of(elements.field("value"))]
-    else:
-        fields += _NO_HEADER_SOURCES
-    return _RECORDS.pack(*fields)
+def _from_row(source: Source, row: int) -> Source:
+    valid, bit, offsets, data, prefix = source
+    return valid, bit + row, offsets + 4 * row, data, prefix
 
 
 def _numbers(column: pa.Array) -> int:
     """Return the address of the first number of a column of 64-bit numbers without nulls."""
     return int(column.buffers()[1].address) + 8 * int(column.offset)
-
-
-def _address_of(kept: np.ndarray | None) -> int:
-    return 0 if kept is None else int(kept.ctypes.data)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from logstore.filesystem import Buffer
 from logstore.kafka_batches.encoding import complete_batch
 from logstore.kafka_batches.header import HEADER_BYTES, LOG_APPEND_TIME, bytes_of
+from logstore.kafka_batches.native import RecordColumns
 from logstore.limits import MIB
 from logstore.log.kafka_records import BatchRuns, Epochs
 from logstore.log.slices import Slice, Wanted
@@ -32,6 +33,7 @@ class PagedHistory:
         self._group = group
         self._offsets = int64_values(group.rows.column("offset"))
         self._timestamps = int64_values(group.rows.column("timestamp"))
+        self._columns = RecordColumns(group.rows)
         self._decoded_bytes = int(group.rows.nbytes)
 
     @property
@@ -105,9 +107,9 @@ class PagedHistory:
         while row < end:
             place, page = group.values.page_of(row)
             page_end = min(end, place.end_row)
-            rows, value = group.rows.slice(row, page_end - row), page.values_from(row - place.first_row)
             kept = None if group.kept is None else group.kept[row:page_end]
-            done, written = codec.encode_into(out, HEADER_BYTES + size, rows, value, kept, *base)
+            packed = self._columns.packed(row, page_end - row, page.values_from(row - place.first_row), kept, *base)
+            done, written = codec.encode_into(out, HEADER_BYTES + size, packed)
             row += done
             size += written
             if row < page_end:
@@ -118,7 +120,7 @@ class PagedHistory:
         place, page = self._group.values.page_of(row)
         value = page.values_from(row - place.first_row)
         base = int(self._offsets[row]), int(self._timestamps[row])
-        return self._codec.encoded_size(self._group.rows.slice(row, 1), value, *base)
+        return self._codec.encoded_size(self._columns.packed(row, 1, value, None, *base))
 
     def _bytes_from(self, row: int, end: int) -> int:
         """Return the most bytes that the rows may take."""

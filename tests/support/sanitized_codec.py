@@ -21,7 +21,7 @@ from logstore.errors import InvalidRecordBatchError
 from logstore.kafka_batches import native, plain_pages
 from logstore.kafka_batches.compression import inflate
 from logstore.kafka_batches.header import HEADER_BYTES, BatchHeader
-from logstore.kafka_batches.native import NativeCodec
+from logstore.kafka_batches.native import NativeCodec, RecordColumns
 from logstore.kafka_batches.plain_pages import PageCodec
 from logstore.kafka_batches.records import BatchRecords
 from logstore.kafka_batches.validation import batch_records
@@ -103,7 +103,8 @@ def pages(codec: PageCodec) -> tuple[int, int]:
         codec.copy(page, kept, out, 0)
         records = log_batch([Row(0, None, b"", None)] * rows, range(rows)).drop_columns(["value"])
         out = exact(chance.randrange(2 * page.data.size + 10))
-        done, size = codec.records.encode_into(out, 0, records, page.values_from(0), kept, 0, 0)
+        packed = RecordColumns(records).packed(0, rows, page.values_from(0), kept, 0, 0)
+        done, size = codec.records.encode_into(out, 0, packed)
         assert 0 <= done <= rows
         assert size <= out.size
     return taken, refused
