@@ -134,22 +134,31 @@ def both_ways(history: History, start: int, end: int, sizes: Sequence[int], epoc
     return paged
 
 
-@given(st.data(), st.lists(kafka_rows, min_size=1, max_size=40), st.sampled_from(CODECS), st.randoms())
-def test_both_ways_return_the_same_records(data: st.DataObject, rows: list[Row], codec: str, chance: Random) -> None:
-    hole = chance.randrange(3)
-    offsets = [at for at in range(3 * len(rows)) if at % 3 != hole][: len(rows)]
+@given(st.lists(kafka_rows, min_size=1, max_size=40), st.sampled_from(CODECS), st.integers(0, 2**32))
+def test_both_ways_return_the_same_records(rows: list[Row], codec: str, seed: int) -> None:
+    chance = Random(seed)
+    offsets = sorted(chance.sample(range(3 * len(rows)), len(rows)))
     end = offsets[-1] + 5
-    cuts = sorted(data.draw(st.sets(st.integers(1, end - 1), max_size=4)))
-    epochs = [(epoch, start) for epoch, start in enumerate([0, *cuts[::2]], 3)]
-    times = ((cuts[0], cuts[1]),) if len(cuts) > 1 else ()
-    gone = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), max_size=len(rows) - 1)))
-    sizes = data.draw(st.lists(st.sampled_from([1, 70, 200, 1_000, 100_000]), min_size=1, max_size=3))
-    start = data.draw(st.integers(0, end - 1))
+    starts = sorted(chance.sample(range(1, end), chance.randint(0, min(3, end - 1))))
+    epochs = [(epoch, start) for epoch, start in enumerate([0, *starts], 3)]
+    times = ((starts[0], starts[1]),) if len(starts) > 1 and chance.random() < 0.7 else ()
+    page_bytes = chance.choice([20, 40, 1 << 20])
     with TemporaryDirectory() as table:
         history = write(
-            Path(table), rows, offsets, codec, page_bytes=chance.choice([20, 40, 1 << 20]), gone=gone, times=times
+            Path(table), rows, offsets, codec, page_bytes=page_bytes, gone=deleted(len(rows), chance), times=times
         )
-        both_ways(history, start, data.draw(st.integers(start + 1, end)), sizes, epochs)
+        part = sorted(chance.sample(range(end + 1), 2))
+        for first, last in ((0, end), part):
+            sizes = [chance.choice([1, 70, 200, 1_000, 100_000]) for _ in range(3)]
+            both_ways(history, first, last, sizes, epochs)
+
+
+def deleted(rows: int, chance: Random) -> list[int]:
+    """Return the numbers of some rows, and not of all; at times of none, and of a run."""
+    share = chance.choice([0, 0.1, 0.5, 0.9])
+    run = range(chance.randrange(rows), rows) if chance.random() < 0.3 else ()
+    found = [row for row in range(rows) if chance.random() < share or row in run]
+    return found[:-1] if len(found) == rows else found
 
 
 def stored(history: History, start: int, end: int) -> list[tuple[int, Row]]:
@@ -173,24 +182,22 @@ def stored(history: History, start: int, end: int) -> list[tuple[int, Row]]:
     return found
 
 
-@given(st.data(), st.lists(kafka_rows, min_size=1, max_size=40), st.sampled_from(CODECS), st.randoms())
-def test_rows_that_a_vector_leaves_come_from_page_to_page(
-    data: st.DataObject, rows: list[Row], codec: str, chance: Random
-) -> None:
-    gone = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1, max_size=len(rows))))
+@given(st.lists(kafka_rows, min_size=2, max_size=40), st.sampled_from(CODECS), st.integers(0, 2**32))
+def test_rows_that_a_vector_leaves_come_from_page_to_page(rows: list[Row], codec: str, seed: int) -> None:
+    chance = Random(seed)
+    gone = deleted(len(rows), chance) or [chance.randrange(len(rows))]
     with TemporaryDirectory() as table:
-        history = write(
-            Path(table), rows, range(len(rows)), codec, page_bytes=chance.choice([20, 40, 1 << 20]), gone=gone
-        )
-        start = data.draw(st.integers(0, len(rows) - 1))
-        end = data.draw(st.sampled_from([history.end, start + 1]))
-        with mock.patch.object(reader, "PAGE_CODEC", None):
-            decoded = stored(history, start, end)
-        assert stored(history, start, end) == decoded
-        assert decoded == [(at, row) for at, row in enumerate(rows) if start <= at < end and at not in gone]
-        if end == history.end:
-            with mock.patch.object(slice_reader, "write_row_group_file", side_effect=AssertionError("through Arrow")):
-                assert stored(history, start, end) == decoded
+        page_bytes = chance.choice([20, 40, 1 << 20])
+        history = write(Path(table), rows, range(len(rows)), codec, page_bytes=page_bytes, gone=gone)
+        start = chance.randrange(len(rows))
+        for first, end in ((0, history.end), (start, history.end), (start, start + 1)):
+            with mock.patch.object(reader, "PAGE_CODEC", None):
+                decoded = stored(history, first, end)
+            assert stored(history, first, end) == decoded
+            assert decoded == [(at, row) for at, row in enumerate(rows) if first <= at < end and at not in gone]
+            if end == history.end:
+                with mock.patch.object(slice_reader, "write_row_group_file", side_effect=AssertionError("by Arrow")):
+                    assert stored(history, first, end) == decoded
 
 
 def plain_rows(count: int, size: int) -> list[Row]:
@@ -291,24 +298,24 @@ def outcome(history: History) -> object:
 
 
 # Arrow does not say how many bytes it has inflated with lz4, if they are fewer than expected.
-@given(st.lists(kafka_rows, min_size=2, max_size=20), st.sampled_from([*CODECS[:3], "zstd"]), st.randoms())
-def test_damage_under_a_right_checksum_has_the_same_outcome(rows: list[Row], codec: str, chance: Random) -> None:
+@given(st.lists(kafka_rows, min_size=2, max_size=20), st.sampled_from([*CODECS[:3], "zstd"]), st.integers(0, 2**32))
+def test_damage_under_a_right_checksum_has_the_same_outcome(rows: list[Row], codec: str, seed: int) -> None:
     """Change the bytes of pages after they were compared with their checksum."""
+    chance = Random(seed)
     rows = [replace(row, headers=None) for row in rows]
     with TemporaryDirectory() as table:
         history = write(Path(table), rows, range(len(rows)), codec, page_bytes=chance.choice([40, 1 << 20]))
-        check, damage = ParquetFile._read_checked, Random(chance.random())
+        check = ParquetFile._read_checked
 
         def damaged(file: ParquetFile, row_group: int, chunks: Sequence[tuple[int, memoryview]]) -> None:
             check(file, row_group, chunks)
             for leaf, chunk in chunks:
                 if file._column(leaf) == "value":
-                    at = int(place * len(chunk))
-                    chunk[at] ^= bit
+                    chunk[int(place * len(chunk))] ^= bit
 
         with mock.patch.object(ParquetFile, "_read_checked", damaged):
             for _ in range(examples(20)):
-                place, bit = damage.random(), 1 << damage.randrange(8)
+                place, bit = chance.random(), 1 << chance.randrange(8)
                 paged = outcome(history)
                 with mock.patch.object(reader, "PAGE_CODEC", None):
                     decoded = outcome(history)
