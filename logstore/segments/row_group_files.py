@@ -157,21 +157,15 @@ def _footer_of(file: memoryview) -> tuple[int, thrift.Struct]:
 
 
 def _with_values(footer: thrift.Struct, begin: int, end: int) -> thrift.Struct:
-    """Return the footer of a file of one row group whose values are the pages [begin, end), neither null nor there
-    before.
-    """
+    """Return the footer of a file of one row group, with the pages [begin, end) in place of those of null values."""
     (row_group,) = _elements(footer, _ROW_GROUPS)
-    *_, values = (chunk for chunk in _elements(row_group, _COLUMNS) if chunk[_META_DATA][1][_PATH][1][1] == [b"value"])
-    of_values: thrift.Struct = values[_META_DATA][1]
-    row_group[_TOTAL_BYTE_SIZE] = thrift.I64, row_group[_TOTAL_BYTE_SIZE][1] + end - begin
+    columns: list[thrift.Struct] = [chunk[_META_DATA][1] for chunk in _elements(row_group, _COLUMNS)]
+    (values,) = (column for column in columns if column[_PATH][1][1] == [b"value"])
     for field in (_STATISTICS, _ENCODING_STATISTICS, _SIZE_STATISTICS):
-        of_values.pop(field, None)
-    for field, number in (
-        (_TOTAL_UNCOMPRESSED, end - begin),
-        (_TOTAL_COMPRESSED, end - begin),
-        (_DATA_PAGE_OFFSET, begin),
-    ):
-        of_values[field] = thrift.I64, number
+        values.pop(field, None)
+    values[_TOTAL_UNCOMPRESSED] = values[_TOTAL_COMPRESSED] = thrift.I64, end - begin
+    values[_DATA_PAGE_OFFSET] = thrift.I64, begin
+    row_group[_TOTAL_BYTE_SIZE] = thrift.I64, sum(column[_TOTAL_UNCOMPRESSED][1] for column in columns)
     return footer
 
 

@@ -68,8 +68,6 @@ class History:
             found = slices.read_segment_batches(files, segment, self.end, wanted, epochs)
             assert at < found.next_offset <= end
             assert found.num_bytes == sum(map(len, found.batches))
-            if len(found.batches) > 1:
-                assert found.num_bytes <= wanted.max_bytes
             at = found.next_offset
             yield found
         raise AssertionError("no end")
@@ -126,7 +124,10 @@ def both_ways(history: History, start: int, end: int, sizes: Sequence[int], epoc
         decoded = list(history.slices(start, end, sizes, epochs))
     assert records(paged) == records(decoded)
     starts = {start for _, start in epochs}
-    for one in paged:
+    for number, one in enumerate(paged):
+        assert one.count == 1 or one.num_bytes <= sizes[number % len(sizes)]
+        for header, _ in read_batches(one.batches):
+            assert not any(header.base_offset < start <= header.last_offset for start in starts)
         if one.batches:
             # A consumer continues here; an epoch in which no record is left is not covered.
             covered = read_batches(one.batches)[-1].header.last_offset + 1
