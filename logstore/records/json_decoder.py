@@ -162,7 +162,7 @@ def decode_plain(body: bytes) -> PlainRecords | None:
     """Return the records if there are any and they have only keys and values, as most do (a third faster); None for any
     other body.
     """
-    if len(body) > REQUEST_RECORDS_MAX or not is_utf8(body):
+    if _may_have_too_many_records(body) or not is_utf8(body):
         return None
     try:
         records = PlainRecords(_PLAIN_DECODER.decode(body).records)
@@ -187,12 +187,7 @@ def _decode_body(
     """Return the request, and the bytes that were decoded, as ``surrogates.decode`` does."""
     if not is_utf8(body):
         raise InvalidRequestError("The body is not UTF-8: send JSON in UTF-8, and bytes that are not text as base64")
-    # Each record and header is an object: few braces bound the allocations of decoding. With many, the decoder must
-    # count.
-    if (
-        len(body) > REQUEST_RECORDS_MAX
-        and np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")) > REQUEST_RECORDS_MAX
-    ):
+    if _may_have_too_many_records(body):
         decoder = _counting_decoder(record_type)
     try:
         request, decoded = surrogates.decode(decoder, body)
@@ -204,6 +199,16 @@ def _decode_body(
         if bytes(getattr(request, name)) not in (b"", b"null"):
             raise InvalidRequestError(f"{name} is not supported with JSON and binary records: leave it out")
     return request, decoded
+
+
+def _may_have_too_many_records(body: bytes) -> bool:
+    """Return whether a body may have more records, or headers, than a request may have: each is an object, so few braces
+    bound what decoding makes. With many, the decoder must count.
+    """
+    return (
+        len(body) > REQUEST_RECORDS_MAX
+        and np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")) > REQUEST_RECORDS_MAX
+    )
 
 
 def _explain(error: msgspec.MsgspecError) -> str:
