@@ -100,9 +100,10 @@ def serve(
             raise typer.BadParameter("--new-journal is for a store of one node, without --brokers")
         given = {"data": data, "port": port, "host": host, "log_level": log_level, "jobs_enable": jobs or None}
         _serve_brokers(brokers, config, kafka_port, given)
-    from logstore.process_memory import tune_allocators
+    from logstore.process_memory import hide_pandas, tune_allocators
 
     tune_allocators()  # before pyarrow is imported
+    hide_pandas()
     # Nearly all imported objects stay for good. The garbage collector would scan them repeatedly, which takes a tenth
     # of the whole start.
     gc.disable()

@@ -2,6 +2,7 @@ import json
 import os
 import socket
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -26,6 +27,13 @@ def test_the_status_of_a_running_store(run, run_json, server, topic):
     assert int(rows["records"].replace(",", "")) >= 2
     assert rows["journal"].endswith(" of 4.0 GiB")
     assert rows["problems"] == "none"
+
+
+def test_the_server_has_no_pandas_in_memory(run, server, topic):
+    run("produce", topic, input="a\n")
+    mapped = [found.path for found in psutil.Process(server.process.pid).memory_maps()]
+    assert [path for path in mapped if "pyarrow" in path]
+    assert not [path for path in mapped if "pandas" in path]
 
 
 @pytest.fixture
