@@ -202,8 +202,8 @@ def _decode_body(
 
 
 def _may_have_too_many_records(body: bytes) -> bool:
-    """Return whether a body may have more records, or headers, than a request may have: each is an object, so few braces
-    bound what decoding makes. With many, the decoder must count.
+    """Return whether a body may have more records, or headers, than a request may have, so that decoding must count them:
+    each is an object, which a brace begins.
     """
     return (
         len(body) > REQUEST_RECORDS_MAX
