@@ -202,8 +202,9 @@ def _decode_body(
 
 
 def _may_have_too_many_records(body: bytes) -> bool:
-    """Return whether a body may have more records, or headers, than a request may have, so that decoding must count them:
-    each is an object, which a brace begins.
+    """Return whether a body may have more records, or headers, than a request may have: each begins with a brace.
+
+    Decoding such a body must count them.
     """
     return (
         len(body) > REQUEST_RECORDS_MAX
