@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import httptools
 from starlette.responses import Response
@@ -35,6 +35,7 @@ from logstore.topic_config import TopicConfig
 
 _PRODUCE: Final = ("/topics/{topic}", "/topics/{topic}/partitions/{partition}")
 _LENGTH: Final = b"content-length"
+_HEAD_END: Final = b"\r\n\r\n"
 # A request with one of these headers is left to the application, whatever their values.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     TOPIC_ID_HEADER,
@@ -48,6 +49,9 @@ _HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
 _OWN_REQUEST_ID: Final = (REQUEST_ID, b"")
 _HEADS_CACHED: Final = 256
 _HEAD_CACHED_BYTES_MAX: Final = 512
+_KNOWN_HEAD_BYTES_MAX: Final = 1024
+#: A longer request is not looked up by the bytes of its head.
+WHOLE_BYTES_MAX: Final = _KNOWN_HEAD_BYTES_MAX + len(_HEAD_END) + SMALL_REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,14 @@ class ShortHead:
     to_columns: Callable[[TopicConfig], ToColumns]
 
 
+class KnownHead(NamedTuple):
+    """A head as the parser has read it: all that the guard is given. ``length`` is that of the body."""
+
+    head: ShortHead
+    headers: HeaderPairs
+    length: int
+
+
 class ShortRequests:
     """``find_route(method, raw_path)`` is that of the application."""
 
@@ -79,6 +91,8 @@ class ShortRequests:
         self._find_route = find_route
         self._guard = guard
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
+        # By the bytes of a head, the oldest first.
+        self._known: dict[bytes, KnownHead] = {}
 
     def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
         """Return the head of a POST of HTTP/1.1; None if the request is not short."""
@@ -116,7 +130,8 @@ class ShortRequests:
         client_id = sane(headers, CLIENT_ID)
         has_request_id = _OWN_REQUEST_ID in headers
         return ShortHead(
-            found,
+            # The batcher asks for the permission to write the topic, in the same step as the guard.
+            found._replace(names=()),
             parsed.path.decode("ascii"),
             partition,
             head.acks,
@@ -126,6 +141,25 @@ class ShortRequests:
             has_request_id,
             head.to_columns,
         )
+
+    def known(self, data: bytes) -> tuple[KnownHead, bytes] | None:
+        """Return the head and the body of a whole request whose head was remembered; else None."""
+        head, _, body = data.partition(_HEAD_END)
+        known = self._known.get(head)
+        return (known, body) if known is not None and len(body) == known.length else None
+
+    def remember(self, head: ShortHead, headers: HeaderPairs, data: bytes, body: bytes) -> None:
+        """Remember a head, so that a request that begins with the same bytes is not parsed.
+
+        ``data`` was received while the parser awaited a request, and it was one request with this head and ``body``.
+        Producers send the same heads again and again, unless a head has an id of its own.
+        """
+        sent, _, rest = data.partition(_HEAD_END)
+        if head.has_request_id or rest != body or len(sent) > _KNOWN_HEAD_BYTES_MAX:
+            return
+        if len(self._known) == _HEADS_CACHED:
+            del self._known[next(iter(self._known))]
+        self._known[sent] = KnownHead(head, tuple(headers), len(body))
 
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]

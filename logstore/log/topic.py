@@ -43,6 +43,7 @@ class Topic:
         producer_id_expiration_ms: int,
     ) -> None:
         self.name = name
+        self.is_internal = is_internal(name)
         self.table = table
         self.location = location
         self.topic_id: uuid.UUID = snapshot.topic_id
@@ -68,10 +69,6 @@ class Topic:
         its setting for unclean elections has changed.
         """
         self._changed = changed
-
-    @property
-    def is_internal(self) -> bool:
-        return is_internal(self.name)
 
     def require_not_internal(self) -> None:
         """Raise InvalidTopicError for one of the store's own topics."""

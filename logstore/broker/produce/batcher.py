@@ -76,7 +76,7 @@ class Produce(Protocol):
 class _Waiting:
     """A request that waits for its response; it leaves its batch when its time is up."""
 
-    __slots__ = ("_batch", "_time_out", "_told", "num_bytes", "records")
+    __slots__ = ("_batch", "_time_out", "_told", "count", "num_bytes", "records")
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class _Waiting:
         batch: "dict[_Waiting, None]",
     ) -> None:
         self.records = records
+        self.count = len(records)
         self.num_bytes = num_bytes
         self._told: Told | None = told
         self._batch = batch
@@ -311,7 +312,7 @@ def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
     errors = result.errors()
     end = 0
     for waiting in batch:
-        first, end = end, end + len(waiting.records)
+        first, end = end, end + waiting.count
         own = RecordPlaces(partitions[first:end], offsets[first:end], {})
         if errors and NO_OFFSET in own.offsets:
             own = own._replace(errors={p: _copy(errors[p]) for p in dict.fromkeys(own.partitions) if p in errors})
@@ -323,7 +324,7 @@ def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
     taken: list[_Waiting] = []
     count = num_bytes = 0
     for one in waiting:
-        count += len(one.records)
+        count += one.count
         num_bytes += one.num_bytes
         if taken and (len(taken) == _REQUESTS_MAX or count > _RECORDS_MAX or num_bytes > _BYTES_MAX):
             break
