@@ -18,6 +18,7 @@ from logstore.broker.produce.batcher import RecordPlaces
 from logstore.broker.produce.result import NO_OFFSET, ProduceResult
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
+from logstore.records import native
 
 _PIECE_BYTES = 256 * 1024
 # For fewer records, an object for each costs less than the steps over columns.
@@ -124,16 +125,21 @@ def _told(error: LogStoreError) -> dict[str, Any]:
 
 
 def produced_offsets(result: ProduceResult) -> bytes:
-    """Return the bytes that ``offsets_of`` returns.
-
-    There is no Python object per record: every record's text has the same length, shorter numbers begin with spaces
-    (which JSON allows), and all texts are one matrix of bytes.
-    """
+    """Return the response that ``offsets_of`` returns, without a Python object per record."""
     partitions, offsets = result.places()
     if errors := result.errors():
         return offsets_of(partitions.tolist(), offsets.tolist(), errors)
+    if native.NATIVE is not None:
+        return b"".join((_OFFSETS_BEGIN, native.NATIVE.places_text(partitions, offsets), _OFFSETS_END))
     if result.count < _MATRIX_RECORDS_MIN:
         return offsets_of(partitions.tolist(), offsets.tolist())
+    return _matrix_of_places(result, offsets)
+
+
+def _matrix_of_places(result: ProduceResult, offsets: np.ndarray) -> bytes:
+    """Return the response without C: every record's text has the same length, shorter numbers begin with spaces (which
+    JSON allows), and all texts are one matrix of bytes.
+    """
     ranges = result.partitions
     partition_digits = len(str(max(produced.partition for produced in ranges)))
     offset_digits = len(str(max(produced.base_offset + produced.count - 1 for produced in ranges)))

@@ -22,13 +22,13 @@ from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.parameters import partition_number
 from ingest_api.record_responses import BytesResponse, common_error, offsets_of
 from ingest_api.request_log import error_answer, log_fields, record_response
-from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
+from ingest_api.routers.produce import HEADERS_READ, decode_small, read_head
 from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
 from logstore.broker.context import INTERNAL
-from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces, ToColumns
+from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig
@@ -67,7 +67,7 @@ class ShortHead:
     response_type: str
     client_id: str
     has_request_id: bool
-    to_columns: Callable[[TopicConfig], ToColumns]
+    string_keys: Callable[[TopicConfig], bool]
 
 
 class KnownHead(NamedTuple):
@@ -139,7 +139,7 @@ class ShortRequests:
             head.response_type,
             client_id,
             has_request_id,
-            head.to_columns,
+            head.string_keys,
         )
 
     def known(self, data: bytes) -> tuple[KnownHead, bytes] | None:
@@ -175,10 +175,10 @@ class ShortRequests:
         try:
             # INTERNAL is enough, because the client learns nothing here: its permission is checked below.
             topic = state.broker.topics.served.topic(INTERNAL, head.found.path_parameters["topic"])
-            records = decode_small(topic, head.partition, body)
-            if records is None:
+            small = decode_small(topic, head.partition, body, string_keys=head.string_keys(topic.config))
+            if small is None:
                 return False
-            reservation = state.requests.reserve(held_bytes(body, records))
+            reservation = state.requests.reserve(small.held_bytes)
         except LogStoreError:
             return False
         request_id = self._guard.request_id_of(headers) if head.has_request_id else self._guard.new_request_id()
@@ -190,8 +190,8 @@ class ShortRequests:
             state.broker.produce.batcher.begin(
                 context,
                 topic,
-                records,
-                head.to_columns(topic.config),
+                small.records,
+                small.to_columns,
                 partition=head.partition,
                 acks=head.acks,
                 num_bytes=len(body),

@@ -101,9 +101,13 @@ class PlainRecords:
     def __len__(self) -> int:
         return len(self.keys.texts)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of memory beside the texts: an object for each. For tiny records that is many times their body."""
+        return _PLAIN_RECORD_BYTES * len(self)
 
-#: The bytes of memory that a plain record takes beside its texts: an object for each of them.
-PLAIN_RECORD_BYTES = 160
+
+_PLAIN_RECORD_BYTES = 160
 _PLAIN_DECODER = msgspec.json.Decoder(_PlainRequest)
 _JSON_DECODER = msgspec.json.Decoder(_Request[_JsonRecord])
 _BINARY_DECODER = msgspec.json.Decoder(_Request[_BinaryRecord])

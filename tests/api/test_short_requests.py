@@ -14,6 +14,7 @@ from ingest_api.protocol import HttpProtocol
 from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
+from logstore.records import native
 from tests.api.api_client import JSON_V2, held_appends, running_api
 from tests.api.listening import connected, listening
 from tests.support.authorizer_views import Nothing
@@ -98,9 +99,7 @@ LEFT = {
     "no records": request(b'{"records":[]}'),
     "no body": request(b""),
     "a misspelt field": request(b'{"records":[{"value":1,"vlaue":2}]}'),
-    "a partition": request(b'{"records":[{"value":1,"partition":2}]}'),
     "no such partition": request(b'{"records":[{"value":1,"partition":7}]}'),
-    "a timestamp": request(b'{"records":[{"value":1,"timestamp":5}]}'),
     "too large a record": request(b'{"records":[{"value":"%b"}]}' % (b"x" * 2_001)),
     "too large to join": request(b'{"records":[{"value":1}]}'.ljust(SMALL_REQUEST_BYTES_MAX + 1)),
     "no such topic": request(path="/topics/unknown"),
@@ -125,6 +124,19 @@ LEFT = {
     "compacted": request(path="/topics/compacted"),
     "compacted, no key": request(b'{"records":[{"value":1}]}', path="/topics/compacted"),
 }
+
+
+#: The scanner in C takes these; without a library the application does.
+WITH_MORE_FIELDS = {
+    "a partition": request(b'{"records":[{"value":1,"partition":2}]}'),
+    "the partition of the path": request(b'{"records":[{"partition":1}]}', path="/topics/t/partitions/1"),
+    "a timestamp": request(b'{"records":[{"value":1,"timestamp":5}]}'),
+    "headers": request(b'{"records":[{"headers":[{"key":"h","value":"QUI="},{"key":""}]},{"headers":[]}]}'),
+}
+if native.NATIVE is not None:
+    TAKEN |= WITH_MORE_FIELDS
+else:
+    LEFT |= WITH_MORE_FIELDS
 
 
 async def exchange(port: int, *pieces: bytes) -> tuple[str, list[str], dict[str, str], object]:
@@ -174,7 +186,7 @@ async def test_a_request_that_comes_again_is_answered_the_same_and_its_head_is_n
             assert others == [first, first], name
             assert known[1:] == [b"X-Request-Id" not in whole] * 2, name
         # The parser continues where it was.
-        for name in ("malformed", "a partition", "named", "compacted"):
+        for name in ("malformed", "a misspelt field", "named", "compacted"):
             assert await answered(LEFT[name]) == await exchange(port, LEFT[name].replace(b"a request", b"another")), (
                 name
             )
@@ -434,7 +446,10 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
 async def test_records_that_wait_count_with_what_they_hold_and_not_with_their_bodies_alone(
     tmp_path, monkeypatch, at_once
 ):
-    """Send a thousand empty records, which are 3 KB of JSON, and a thousand objects until they are columns."""
+    """Send a thousand empty records, which are 3 KB of JSON, and without the scanner a thousand objects until they are
+    columns.
+    """
+    monkeypatch.setattr(native, "NATIVE", None)
     tiny = json.dumps({"records": [{}] * 1000}, separators=(",", ":")).encode()
     limit = 300_000
     async with running_api(tmp_path / "data", queued_max_request_bytes=limit, max_request_size=limit) as api:

@@ -20,6 +20,8 @@ from logstore.records.schema import WIRE_SCHEMA
 from tests.support.examples import examples
 from tests.support.records import Row, headers_lists, small_bytes, timestamps, wire_rows
 
+pytestmark = pytest.mark.usefixtures("with_and_without_c")
+
 _LIMIT = 1 << 20
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 _JSON_VALUES = st.recursive(
