@@ -425,7 +425,7 @@ class HttpProtocol(HttpToolsProtocol):
         found = self.short_requests.known(data)
         if found is None or not self._carry_out(found[0].head, found[0].headers, found[1]):
             return False
-        self._expect_nothing()
+        self._due = None
         return True
 
     def _carry_out(self, head: ShortHead, headers: HeaderPairs, body: bytes) -> bool:
@@ -465,7 +465,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._watch_answer()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         if self._unanswered:

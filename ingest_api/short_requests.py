@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import httptools
+import msgspec
 from starlette.responses import Response
 
 from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.parameters import partition_number
 from ingest_api.record_responses import BytesResponse, common_error, offsets_of
-from ingest_api.request_log import error_answer, log_fields, record_response
+from ingest_api.request_log import error_answer, record_response
 from ingest_api.routers.produce import HEADERS_READ, decode_small, read_head
 from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
@@ -30,7 +31,6 @@ from logstore.broker.admission import Reservation
 from logstore.broker.context import INTERNAL
 from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces
 from logstore.errors import LogStoreError
-from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig
 
 _PRODUCE: Final = ("/topics/{topic}", "/topics/{topic}/partitions/{partition}")
@@ -178,7 +178,8 @@ class ShortRequests:
             small = decode_small(topic, head.partition, body, string_keys=head.string_keys(topic.config))
             if small is None:
                 return False
-            reservation = state.requests.reserve(small.held_bytes)
+            records, to_columns, held_bytes = small
+            reservation = state.requests.reserve(held_bytes)
         except LogStoreError:
             return False
         request_id = self._guard.request_id_of(headers) if head.has_request_id else self._guard.new_request_id()
@@ -190,8 +191,8 @@ class ShortRequests:
             state.broker.produce.batcher.begin(
                 context,
                 topic,
-                small.records,
-                small.to_columns,
+                records,
+                to_columns,
                 partition=head.partition,
                 acks=head.acks,
                 num_bytes=len(body),
@@ -203,8 +204,7 @@ class ShortRequests:
         return True
 
 
-@dataclass(slots=True)
-class _ShortRequest:
+class _ShortRequest(msgspec.Struct):
     head: ShortHead
     request_id: str
     reservation: Reservation
@@ -214,21 +214,21 @@ class _ShortRequest:
     def told(self, places: RecordPlaces | None, error: BaseException | None) -> None:
         head = self.head
         self.reservation.release()
-        token = LOG_FIELDS.set(log_fields(self.request_id, head.client_id))
-        try:
-            response: Response
-            if places is not None:
-                error = common_error(places)
-            if places is not None and error is None:
-                response = BytesResponse(offsets_of(*places), head.response_type)
-            else:
-                assert error is not None
-                response = error_answer(error, "POST", head.path, self.request_id)
-            self.answer(response, self.request_id.encode())
-            seconds = time.perf_counter() - self.began
-            size = len(response.body)
-            record_response(
-                "POST", head.found.route.path, head.path, response.status_code, size, head.client_id, seconds
-            )
-        finally:
-            LOG_FIELDS.reset(token)
+        response: Response
+        if places is not None and (not places.errors or (error := common_error(places)) is None):
+            offsets = offsets_of(places.partitions, places.offsets, places.errors)
+            response = BytesResponse(offsets, head.response_type)
+        else:
+            assert error is not None
+            response = error_answer(error, "POST", head.path, self.request_id, head.client_id)
+        self.answer(response, self.request_id.encode())
+        record_response(
+            "POST",
+            head.found.route.path,
+            head.path,
+            response.status_code,
+            len(response.body),
+            self.request_id,
+            head.client_id,
+            time.perf_counter() - self.began,
+        )

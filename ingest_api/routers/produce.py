@@ -7,7 +7,7 @@ made from columns.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -155,19 +155,14 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     )
 
 
-class SmallRequest(NamedTuple):
-    """The records of a small JSON body, and the function that makes columns of them and others. While they wait for
-    others they hold at most ``held_bytes`` of memory.
-    """
-
-    records: SmallBody | PlainRecords
-    to_columns: ToColumns
-    held_bytes: int
+#: The records of a small JSON body, the function that makes columns of them and others, and the most bytes of memory
+#: that they hold while they wait for others.
+SmallRequest: TypeAlias = tuple[SmallBody | PlainRecords, ToColumns, int]
 
 
 def decode_small(topic: Topic, partition: int | None, body: bytes, *, string_keys: bool) -> SmallRequest | None:
-    """Return the records of a JSON body that may join others, with the ``partition`` of the path. Return None for a
-    body that must be appended by itself, also for one with any mistake.
+    """Return a JSON body that may join others, with the ``partition`` of the path. Return None for one that must be
+    appended by itself, also for one with any mistake.
     """
     size = len(body)
     if not may_join(topic, size, partition):
@@ -175,12 +170,12 @@ def decode_small(topic: Topic, partition: int | None, body: bytes, *, string_key
     partitions = (0, len(topic.partitions)) if partition is None else (partition, partition + 1)
     scanned = scan_small(body, _SMALL_SPANS, string_keys=string_keys, partitions=partitions)
     if scanned is not None:
-        return SmallRequest(scanned, _OF_SCANNED[string_keys], 2 * size)
+        return scanned, _OF_SCANNED[string_keys], 2 * size
     # Each record has a brace, so a body with too many is recognized without decoding it.
     if body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
         return None
     plain = decode_plain(body)
-    return None if plain is None else SmallRequest(plain, _OF_PLAIN[string_keys], 2 * size + plain.held_bytes)
+    return None if plain is None else (plain, _OF_PLAIN[string_keys], 2 * size + plain.held_bytes)
 
 
 # Small requests are scanned on the event loop, one at a time, so that they share the memory.
@@ -228,12 +223,13 @@ async def _produce(request: Request, partition: int | None) -> Response:
         string_keys = head.string_keys(config)
         small = decode_small(topic, partition, body, string_keys=string_keys) if may_be_small and topic else None
         if topic is not None and small is not None:
-            reservation.resize(small.held_bytes)
+            small_records, to_columns, held_bytes = small
+            reservation.resize(held_bytes)
             places = await state.broker.produce.batcher.produce(
                 context,
                 topic,
-                small.records,
-                small.to_columns,
+                small_records,
+                to_columns,
                 partition=partition,
                 acks=acks,
                 num_bytes=len(body),
@@ -241,7 +237,8 @@ async def _produce(request: Request, partition: int | None) -> Response:
             )
             if (error := common_error(places)) is not None:
                 raise error
-            return BytesResponse(offsets_of(*places), head.response_type)
+            offsets = offsets_of(places.partitions, places.offsets, places.errors)
+            return BytesResponse(offsets, head.response_type)
         if form.is_json and string_keys:
             form = _STRING_KEYS
         # A repeated record may be larger than today's max.message.bytes; only the broker knows whether it is a

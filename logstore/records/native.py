@@ -68,7 +68,7 @@ _FOUND: Final = struct.Struct(f"{len(Found._fields)}q")
 class Spans:
     """Memory for the places of the fields of ``records`` and ``headers`` (``struct spans``), and for what was found."""
 
-    __slots__ = ("_memory", "headers", "packed", "records", "sums")
+    __slots__ = ("_memory", "_sums", "headers", "packed", "records", "sums_at")
 
     def __init__(self, records: int, headers: int) -> None:
         self.records, self.headers = records, headers
@@ -80,11 +80,12 @@ class Spans:
             fields.append(at)
             at += 4 * count
         self.packed = _SPANS.pack(*fields, at)
-        self.sums = memory.allocate(_FOUND.size)
+        self._sums = memory.allocate(_FOUND.size)
+        self.sums_at = int(self._sums.address)
 
     @property
     def found(self) -> Found:
-        return Found._make(_FOUND.unpack(self.sums))
+        return Found._make(_FOUND.unpack(self._sums))
 
     def partitions(self, records: int) -> np.ndarray:
         """Return the partition that each of the first ``records`` names, int32, -1 = none."""
@@ -99,8 +100,8 @@ class Native:
         self._releasing = _declared(load(SOURCE, library))
         self._keeping = _declared(ctypes.PyDLL(str(library)))
 
-    def _functions(self, size: int) -> Any:
-        return self._keeping if size < _RELEASE_BYTES_MIN else self._releasing
+    def _functions_for(self, bodies: bytes) -> Any:
+        return self._keeping if len(bodies) < _RELEASE_BYTES_MIN else self._releasing
 
     def scan(
         self,
@@ -125,8 +126,7 @@ class Native:
             TIMESTAMP_MS_MAX,
             HEADERS_PER_RECORD_MAX,
         )
-        size = len(bodies)
-        found: int = self._functions(size).scan(bodies, size, rules, spans.packed, spans.sums.address)
+        found: int = self._functions_for(bodies).scan(bodies, len(bodies), rules, spans.packed, spans.sums_at)
         return found
 
     def place(
@@ -143,7 +143,7 @@ class Native:
             memory.allocate(8 * (partitions + 1)),
             memory.allocate(4 * records),
         )
-        if not self._functions(len(bodies)).place(
+        if not self._functions_for(bodies).place(
             bodies,
             spans.packed,
             records,
@@ -184,7 +184,7 @@ class Native:
             *(_NO_HEADER_COLUMNS if headers is None else headers.targets),
         )
         ordered = None if order is None else memory.address(pa.py_buffer(order))
-        if not self._functions(len(bodies)).write_columns(bodies, spans.packed, ordered, packed):
+        if not self._functions_for(bodies).write_columns(bodies, spans.packed, ordered, packed):
             raise AssertionError("the body was changed while it was read")
         arrays = [
             pa.nulls(rows, _TIMESTAMP_TYPE)

@@ -64,7 +64,7 @@ def read_too_far(library: Native) -> None:
     whole = b'{"records":[{"value":"x"}]}'
     cut, spans = copied(whole[:-1]), Spans(1, 0)
     rules = native._RULES.pack(1, 1, 0, 0, *ANY_PARTITION, 0, 0)
-    library._keeping.scan(cut.address, len(whole), rules, spans.packed, spans.sums.address)
+    library._keeping.scan(cut.address, len(whole), rules, spans.packed, spans.sums_at)
 
 
 def write_too_far(library: Native) -> None:

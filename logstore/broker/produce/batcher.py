@@ -11,15 +11,16 @@ requests come here, never one with a producer id, an idempotency key or a transa
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.produce.appends import not_acknowledged
-from logstore.broker.produce.result import NO_OFFSET, ProduceResult
+from logstore.broker.produce.result import ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.limits import MIB
@@ -45,7 +46,7 @@ _TIME_OUTS_MAX = 100
 ToColumns = Callable[[Sequence[Any]], DecodedRecords]
 
 
-class RecordPlaces(NamedTuple):
+class RecordPlaces(msgspec.Struct, frozen=True):
     """Partition and offset of each record of a request, in its order.
 
     ``errors`` has the reason for each partition that has not taken its records; their offsets are NO_OFFSET.
@@ -302,7 +303,7 @@ def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool
     request for a ``partition`` that is not led here cannot gain: another broker answers it.
     """
     config = topic.config
-    if num_bytes > min(SMALL_REQUEST_BYTES_MAX, config.max_message_bytes) or config.compacted:
+    if num_bytes > SMALL_REQUEST_BYTES_MAX or num_bytes > config.max_message_bytes or config.compacted:
         return False
     return partition is None or (partition < len(topic.partitions) and topic.partitions[partition].is_leader)
 
@@ -313,10 +314,10 @@ def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
     end = 0
     for waiting in batch:
         first, end = end, end + waiting.count
-        own = RecordPlaces(partitions[first:end], offsets[first:end], {})
-        if errors and NO_OFFSET in own.offsets:
-            own = own._replace(errors={p: _copy(errors[p]) for p in dict.fromkeys(own.partitions) if p in errors})
-        waiting.tell(own)
+        own, own_errors = partitions[first:end], {}
+        if errors:
+            own_errors = {p: _copy(errors[p]) for p in dict.fromkeys(own) if p in errors}
+        waiting.tell(RecordPlaces(own, offsets[first:end], own_errors))
 
 
 def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
