@@ -210,10 +210,9 @@ def _may_have_too_many_records(body: bytes) -> bool:
 
     Decoding such a body must count them.
     """
-    return (
-        len(body) > REQUEST_RECORDS_MAX
-        and np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")) > REQUEST_RECORDS_MAX
-    )
+    if len(body) <= REQUEST_RECORDS_MAX:
+        return False
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{"))) > REQUEST_RECORDS_MAX
 
 
 def _explain(error: msgspec.MsgspecError) -> str:

@@ -40,7 +40,7 @@ class ScannedRecords(DecodedRecords):
         self.verbatim = None
 
     @functools.cached_property
-    def batch(self) -> pa.RecordBatch:  # type: ignore[override]
+    def batch(self) -> pa.RecordBatch:
         return self._scanner.columns(self._bodies, self._spans, self.found)
 
     @property
