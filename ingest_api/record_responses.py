@@ -12,6 +12,7 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ingest_api.content_types import METADATA_TYPES
 from ingest_api.errors import http_error, shown_message
 from logstore.broker.admission import Reservation
 from logstore.broker.produce.batcher import RecordPlaces
@@ -44,17 +45,17 @@ class _Offsets(msgspec.Struct):
 _ENCODER = msgspec.json.Encoder()
 
 
+_CONTENT_TYPES = {media_type: (b"content-type", media_type.encode()) for media_type in METADATA_TYPES}
+
+
 class BytesResponse(Response):
-    """A Response with status 200 and a body of bytes, made in as few steps as possible."""
+    """A Response with status 200 and a body of bytes of one of METADATA_TYPES, made in as few steps as possible."""
 
     def __init__(self, body: bytes, media_type: str) -> None:
         self.status_code = 200
         self.body = body
         self.background = None
-        self.raw_headers = [
-            (b"content-length", b"%d" % len(body)),
-            (b"content-type", media_type.encode()),
-        ]
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), _CONTENT_TYPES[media_type]]
 
 
 class RecordsResponse(Response):

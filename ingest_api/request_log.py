@@ -6,13 +6,11 @@ client that is gone is not an error.
 """
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from prometheus_client import Counter, Histogram
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -26,7 +24,7 @@ from ingest_api.errors import (
 )
 from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, HeaderPairs, relayed_context, sane
 from logstore.errors import LogStoreError, RequestTimedOutError
-from logstore.observability import LOG_FIELDS, REQUEST_SECONDS, REQUESTS, client_label
+from logstore.observability import LOG_FIELDS, REQUESTS, client_label
 
 log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
@@ -184,8 +182,7 @@ def record_response(
     seconds: float,
 ) -> None:
     """Record the response in the metrics and in the log."""
-    _requests(method, route, status, client_label(client_id) if client_id else "").inc()
-    _request_seconds(method, route).observe(seconds)
+    REQUESTS.answered(method, route, str(status), client_label(client_id) if client_id else "", seconds)
     # When a client stops reading, as every consumer does in the middle of a long poll, no outcome is unknown.
     stopped_reading = status == _CLIENT_CLOSED_REQUEST and (method == "GET" or route in _READING_ROUTES)
     quiet = status < 400 or stopped_reading
@@ -201,13 +198,3 @@ def record_response(
         milliseconds=round(seconds * 1000, 3),
         **log_fields(request_id, client_id),
     )
-
-
-@functools.lru_cache(4096)
-def _requests(method: str, route: str, status: int, client: str) -> Counter:
-    return REQUESTS.labels(method, route, str(status), client)
-
-
-@functools.lru_cache(1024)
-def _request_seconds(method: str, route: str) -> Histogram:
-    return REQUEST_SECONDS.labels(method, route)

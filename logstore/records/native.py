@@ -7,7 +7,7 @@ the bytes of its fields, of 8 bytes each, as in ``kafka_batches.native``.
 import ctypes
 import struct
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -100,9 +100,6 @@ class Native:
         self._releasing = _declared(load(SOURCE, library))
         self._keeping = _declared(ctypes.PyDLL(str(library)))
 
-    def _functions_for(self, bodies: bytes) -> Any:
-        return self._keeping if len(bodies) < _RELEASE_BYTES_MIN else self._releasing
-
     def scan(
         self,
         bodies: bytes,
@@ -126,7 +123,9 @@ class Native:
             TIMESTAMP_MS_MAX,
             HEADERS_PER_RECORD_MAX,
         )
-        found: int = self._functions_for(bodies).scan(bodies, len(bodies), rules, spans.packed, spans.sums_at)
+        size = len(bodies)
+        functions = self._keeping if size < _RELEASE_BYTES_MIN else self._releasing
+        found: int = functions.scan(bodies, size, rules, spans.packed, spans.sums_at)
         return found
 
     def place(
@@ -143,7 +142,8 @@ class Native:
             memory.allocate(8 * (partitions + 1)),
             memory.allocate(4 * records),
         )
-        if not self._functions_for(bodies).place(
+        functions = self._keeping if len(bodies) < _RELEASE_BYTES_MIN else self._releasing
+        if not functions.place(
             bodies,
             spans.packed,
             records,
@@ -184,7 +184,8 @@ class Native:
             *(_NO_HEADER_COLUMNS if headers is None else headers.targets),
         )
         ordered = None if order is None else memory.address(pa.py_buffer(order))
-        if not self._functions_for(bodies).write_columns(bodies, spans.packed, ordered, packed):
+        functions = self._keeping if len(bodies) < _RELEASE_BYTES_MIN else self._releasing
+        if not functions.write_columns(bodies, spans.packed, ordered, packed):
             raise AssertionError("the body was changed while it was read")
         arrays = [
             pa.nulls(rows, _TIMESTAMP_TYPE)

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -103,14 +104,11 @@ def scan_json(bodies: bytes, *, string_keys: bool = False, documents: int = 1) -
             return None
 
 
-class SmallBody:
+class SmallBody(msgspec.Struct):
     """A body that the scanner has taken, and the number of its records: it is scanned again together with others."""
 
-    __slots__ = ("body", "records")
-
-    def __init__(self, body: bytes, records: int) -> None:
-        self.body = body
-        self.records = records
+    body: bytes
+    records: int
 
     def __len__(self) -> int:
         return self.records

@@ -203,7 +203,8 @@ class Batcher:
             self._queues[queue.key] = queue
         queue.waiting[_Waiting(records, num_bytes, told, self._time_out(timeout_ms), queue.waiting)] = None
         self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
-        self._begin_if_due(queue)
+        if not queue.begins:
+            self._begin_if_due(queue)
 
     def _time_out(self, timeout_ms: int) -> _TimeOut:
         """Return the timer for a request that begins now. It fires late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at
