@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import CommandGroup
-from logstore.cli.options import JsonOption, UrlOption, admin_of, given_path
 from logstore.cli.output import counted, print_json, print_json_line, print_table
+from logstore.command_line.command_group import CommandGroup
+from logstore.command_line.options import JsonOption, UrlOption, admin_of, given_path
 
 if TYPE_CHECKING:
     from logstore.cluster_processes.record import Directory

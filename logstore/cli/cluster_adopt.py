@@ -14,7 +14,6 @@ from uuid import UUID
 import typer
 
 from logstore.cli.cluster import DataOption
-from logstore.cli.command_group import fail
 from logstore.cli.data_directory import (
     given_data,
     log_directories,
@@ -22,8 +21,9 @@ from logstore.cli.data_directory import (
     require_no_journal,
     require_topics,
 )
-from logstore.cli.options import JsonOption, existing_path
 from logstore.cli.output import counted, print_json, print_table
+from logstore.command_line.command_group import fail
+from logstore.command_line.options import JsonOption, existing_path
 from logstore.filesystem import local_filesystem
 
 if TYPE_CHECKING:

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import Interrupts, fail, waking
 from logstore.cli.meter import Meter, metered
-from logstore.cli.options import (
+from logstore.cli.output import problem_text
+from logstore.cli.positions import Place, newest, seek
+from logstore.cli.record_lines import LineEncoder
+from logstore.cli.record_writers import Format, RecordWriter, parse_format, record_writer
+from logstore.command_line.command_group import Interrupts, fail, waking
+from logstore.command_line.options import (
     CLIENT_ID,
     ClientIdOption,
     KeyOption,
@@ -24,11 +28,7 @@ from logstore.cli.options import (
     selection,
     time_ms,
 )
-from logstore.cli.output import problem_text
-from logstore.cli.positions import Place, newest, seek
-from logstore.cli.profiles import chosen_name
-from logstore.cli.record_lines import LineEncoder
-from logstore.cli.record_writers import Format, RecordWriter, parse_format, record_writer
+from logstore.command_line.profiles import chosen_name
 from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:

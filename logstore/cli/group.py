@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from logstore.cli.command_group import FAILED, confirm
-from logstore.cli.options import (
+from logstore.cli.output import counted, print_json, print_table
+from logstore.command_line.command_group import FAILED, confirm
+from logstore.command_line.options import (
     GroupArgument,
     JsonOption,
     UrlOption,
@@ -18,7 +19,6 @@ from logstore.cli.options import (
     complete_topics,
     time_ms,
 )
-from logstore.cli.output import counted, print_json, print_table
 from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from uuid import UUID
 import msgspec
 import typer
 
-from logstore.cli.command_group import FAILED, fail
 from logstore.cli.data_directory import (
     data_of,
     journal_directories,
@@ -19,7 +18,6 @@ from logstore.cli.data_directory import (
     topic_names,
 )
 from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
-from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
 from logstore.cli.record_dump import (
     FromOption,
@@ -31,6 +29,8 @@ from logstore.cli.record_dump import (
     require_records,
     wanted_records,
 )
+from logstore.command_line.command_group import FAILED, fail
+from logstore.command_line.options import JsonOption, given_path
 from logstore.errors import CorruptionError
 
 if TYPE_CHECKING:

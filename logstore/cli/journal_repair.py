@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from logstore.cli.command_group import confirm, fail
 from logstore.cli.data_directory import (
     data_of,
     given_data,
@@ -18,8 +17,9 @@ from logstore.cli.data_directory import (
     log_directory_of,
     stopped_store,
 )
-from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import counted, print_json, print_table
+from logstore.command_line.command_group import confirm, fail
+from logstore.command_line.options import JsonOption, given_path
 from logstore.errors import LogStoreError
 
 if TYPE_CHECKING:

@@ -7,8 +7,11 @@ from typing import Annotated, BinaryIO, Literal
 
 import typer
 
-from logstore.cli.command_group import INTERRUPTED, fail
-from logstore.cli.options import (
+from logstore.cli.produce_input import Format, InputOptions, format_of, unescaped
+from logstore.cli.produce_run import Run, progress_bar, summarize
+from logstore.cli.record_blocks import no_faster
+from logstore.command_line.command_group import INTERRUPTED, fail
+from logstore.command_line.options import (
     CLIENT_ID,
     ClientIdOption,
     JsonOption,
@@ -17,9 +20,6 @@ from logstore.cli.options import (
     given_path,
     reachable_url,
 )
-from logstore.cli.produce_input import Format, InputOptions, format_of, unescaped
-from logstore.cli.produce_run import Run, progress_bar, summarize
-from logstore.cli.record_blocks import no_faster
 
 EXAMPLES = """\b
 Examples:

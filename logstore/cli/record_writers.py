@@ -8,7 +8,6 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from logstore.cli.command_group import fail
 from logstore.cli.record_lines import (
     LineEncoder,
     base64_lines,
@@ -19,6 +18,7 @@ from logstore.cli.record_lines import (
     template_lines,
     value_lines,
 )
+from logstore.command_line.command_group import fail
 
 if TYPE_CHECKING:
     import pyarrow as pa

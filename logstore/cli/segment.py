@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import FAILED, fail
 from logstore.cli.data_directory import given_data, require_topics
-from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import bytes_text, counted, print_json, print_table, time_text
 from logstore.cli.record_dump import (
     FromOption,
@@ -21,6 +19,8 @@ from logstore.cli.record_dump import (
     require_records,
     wanted_records,
 )
+from logstore.command_line.command_group import FAILED, fail
+from logstore.command_line.options import JsonOption, given_path
 
 if TYPE_CHECKING:
     import pyarrow as pa

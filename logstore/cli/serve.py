@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from logstore.cli.options import existing_path, given_path
+from logstore.command_line.options import existing_path, given_path
 from logstore.errors import InvalidConfigError
 
 EXAMPLES = """\b

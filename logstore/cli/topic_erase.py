@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import FAILED, confirm, fail
-from logstore.cli.options import JsonOption, TopicArgument, UrlOption, admin_of
 from logstore.cli.output import counted, print_json, print_table, time_text
+from logstore.command_line.command_group import FAILED, confirm, fail
+from logstore.command_line.options import JsonOption, TopicArgument, UrlOption, admin_of
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import FAILED, fail
-from logstore.cli.options import JsonOption, UrlOption, admin_of, complete_topics, given_path
 from logstore.cli.output import counted, print_json, print_json_line, print_table
 from logstore.cli.topic_listing import ids_text, leader_text
+from logstore.command_line.command_group import FAILED, fail
+from logstore.command_line.options import JsonOption, UrlOption, admin_of, complete_topics, given_path
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin

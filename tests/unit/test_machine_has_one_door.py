@@ -13,7 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SERVER = ("logstore", "ingest_api", "consumer_offsets")
 #: These programs run beside the server.
-NOT_SERVER = ("logstore/client/", "logstore/cli/", "logstore/spark/", "logstore/cluster_processes/")
+NOT_SERVER = (
+    "logstore/client/",
+    "logstore/cli/",
+    "logstore/command_line/",
+    "logstore/spark/",
+    "logstore/cluster_processes/",
+)
 
 MEASURES = "perf_counter: how long a request took, for metrics and the log"
 HOST_NAME = "the name of the machine, which is the same on every run"

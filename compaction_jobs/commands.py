@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from logstore.cli.command_group import USAGE, CommandGroup, fail
-from logstore.cli.options import JsonOption, UrlOption, given_path, given_url
+from logstore.command_line.command_group import USAGE, CommandGroup, fail
+from logstore.command_line.options import JsonOption, UrlOption, given_path, given_url
 
 #: The exit code of a run that passed over a topic because another run of the job was working on it. All else was done.
 BUSY = 3
