@@ -81,7 +81,7 @@ class Broker:
     def __init__(
         self,
         settings: Settings,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,
@@ -90,8 +90,8 @@ class Broker:
         links: Links | None,
     ) -> None:
         self.settings = settings
-        self.cluster_id = coordinator.cluster_id
-        self.broker_id = broker_id = coordinator.broker_id
+        self.cluster_id = cluster_state.cluster_id
+        self.broker_id = broker_id = cluster_state.broker_id
         if links is None:
             catalog = TopicCatalog(TableRoot(settings.data, filesystem, None, clock))
             self.idempotency_secret = load_secret(settings.log_directory, filesystem)
@@ -99,7 +99,7 @@ class Broker:
             catalog = TopicCatalog(TableRoot(settings.data, filesystem, broker_id, clock), is_shared=True)
             one_node = settings.data / "brokers" / str(broker_id)
             self.idempotency_secret = load_shared_secret(settings.data, one_node, filesystem)
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self.journal = journal = opened.journal
         #: Every room asks it, and a listener asks it before it reads a body.
         self.authorizer = authorizer
@@ -111,7 +111,7 @@ class Broker:
         require_locks = functools.partial(require_all, opened.locks)
         self._writers = roll_threads()
         erasures = ErasureLog()
-        self._roller = roller = Roller(journal, clock, self._writers, require_locks, coordinator.table_lock, erasures)
+        self._roller = roller = Roller(journal, clock, self._writers, require_locks, cluster_state.table_lock, erasures)
         self._schedule = schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = admission = Admission(settings, journal, opened.locks, schedule.press, quotas, clock)
         self._upkeep = Upkeep(roller, clock, by_name, require_locks)
@@ -119,7 +119,7 @@ class Broker:
         #: leading it (``PartitionLog.is_leader`` is the state).
         self.leadership_listeners: list[Callable[[Topic, int], None]] = []
         self.replicas = Replicas(
-            coordinator,
+            cluster_state,
             journal,
             roller,
             clock,
@@ -139,7 +139,7 @@ class Broker:
         served = Topics(
             by_name,
             settings,
-            coordinator,
+            cluster_state,
             catalog,
             journal,
             roller,
@@ -149,17 +149,17 @@ class Broker:
             clock,
             self._topic_appeared,
         )
-        self.elsewhere = elsewhere = _elsewhere(coordinator, served, links, settings, filesystem)
+        self.elsewhere = elsewhere = _elsewhere(cluster_state, served, links, settings, filesystem)
         journal.on_failure(elsewhere.report_offline)
-        changes = TopicChanges(served, settings, coordinator, roller, schedule, admission, authorizer, elsewhere)
+        changes = TopicChanges(served, settings, cluster_state, roller, schedule, admission, authorizer, elsewhere)
         self.topics = TopicRooms(
             served,
             changes,
             TopicTables(roller, admission, authorizer, schedule.rolled),
-            Leaders(coordinator, authorizer),
-            Problems(by_name, served, schedule, coordinator, elsewhere.discovery, admission, authorizer),
+            Leaders(cluster_state, authorizer),
+            Problems(by_name, served, schedule, cluster_state, elsewhere.discovery, admission, authorizer),
         )
-        records = Producing(journal, admission, authorizer, coordinator, filesystem, elsewhere, schedule.appended)
+        records = Producing(journal, admission, authorizer, cluster_state, filesystem, elsewhere, schedule.appended)
         self.produce = Produce(
             records,
             BatchProducing(records, served, admission, authorizer, settings.max_request_size),
@@ -176,7 +176,7 @@ class Broker:
             self._upkeep,
             admission,
             authorizer,
-            coordinator,
+            cluster_state,
             erasures,
             settings,
             clock,
@@ -188,7 +188,7 @@ class Broker:
     async def start(
         cls,
         settings: Settings,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,
@@ -199,13 +199,13 @@ class Broker:
     ) -> Self:
         """Recover the data directory, and begin to serve.
 
-        ``coordinator`` has started, and has read the journal ``opened``; it stops after the broker. ``links`` lead to
+        ``cluster_state`` has started, and has read the journal ``opened``; it stops after the broker. ``links`` lead to
         the other brokers of a cluster; None on one node. Raises DataDirectoryError, and CorruptionError if stored bytes
         have changed since they were written.
         """
         try:
             record_log_directory(filesystem, settings.data, settings.broker_id, settings.log_directory)
-            broker = cls(settings, coordinator, opened, authorizer, quotas, clock, filesystem, links)
+            broker = cls(settings, cluster_state, opened, authorizer, quotas, clock, filesystem, links)
             await broker._recover()
         except BaseException:
             opened.release()
@@ -271,17 +271,17 @@ class Broker:
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
         """The registered brokers of the cluster, in the order of their ids."""
-        return self._coordinator.brokers_by_id
+        return self._cluster_state.brokers_by_id
 
     @property
     def is_controller(self) -> bool:
         """True if this broker makes, changes and deletes topics, as far as it knows."""
-        return self._coordinator.controller_id == self.broker_id
+        return self._cluster_state.controller_id == self.broker_id
 
     @property
     def controller_id(self) -> int | None:
         """The broker that decides on leaders; None while there is none."""
-        found = self._coordinator.controller_id
+        found = self._cluster_state.controller_id
         return None if found < 0 else found
 
     @property
@@ -289,15 +289,15 @@ class Broker:
         """The reason why requests should go elsewhere, or come later: appends are refused, or others lead. None
         otherwise.
         """
-        return self.admission.not_ready_reason or self._coordinator.not_ready_reason or self.replicas.not_ready_reason
+        return self.admission.not_ready_reason or self._cluster_state.not_ready_reason or self.replicas.not_ready_reason
 
 
 def _elsewhere(
-    coordinator: ClusterState, served: Topics, links: Links | None, settings: Settings, filesystem: FileSystem
+    cluster_state: ClusterState, served: Topics, links: Links | None, settings: Settings, filesystem: FileSystem
 ) -> Elsewhere:
     if links is None:
         discovery = Discovery()
-        return Elsewhere(Router(coordinator, served, discovery), Appends(), Fetches(), discovery)
+        return Elsewhere(Router(cluster_state, served, discovery), Appends(), Fetches(), discovery)
     from logstore.broker.elsewhere.other_brokers import OtherBrokers
 
-    return OtherBrokers(coordinator, served, links, settings, filesystem)
+    return OtherBrokers(cluster_state, served, links, settings, filesystem)

@@ -60,8 +60,8 @@ _RETRY_S: Final = 0.1
 
 
 class Controller:
-    """Elects this broker and decides while it is the controller. ``tables`` is shared with the coordinator, which wakes
-    the controller when it changes, and when the broker has registered (``is_registered``).
+    """Elects this broker and decides while it is the controller. ``tables`` is shared with the cluster state, which
+    wakes the controller when it changes, and when the broker has registered (``is_registered``).
     """
 
     def __init__(

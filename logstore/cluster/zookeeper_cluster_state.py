@@ -1,4 +1,4 @@
-"""The coordinator of a broker in a cluster: it passes ZooKeeper's state to the broker.
+"""The cluster state of a broker in a cluster: it passes ZooKeeper's state to the broker.
 
 It combines the parts: the session, the broker's registration and lease, the watched view, the controller (which each
 broker may become), the leader's writes, ids of producers and locks of tables. When a session ends, the broker registers

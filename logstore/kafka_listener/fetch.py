@@ -208,7 +208,7 @@ class _Answers:
             or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError)
         ):
             return answer
-        state = self._store.coordinator.partition_state(topic.topic_id, partition)
+        state = self._store.cluster_state.partition_state(topic.topic_id, partition)
         self._leaders.add(state.leader)
         leader = FetchResponse.LeaderIdAndEpoch(leader_id=state.leader, leader_epoch=state.leader_epoch)
         return msgspec.structs.replace(answer, current_leader=leader)

@@ -193,7 +193,7 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
         log = cluster.topic("t", 2).partition(1)
         log.resign(9)
         # Broker 1 says that broker 2 leads, and broker 2 says that broker 1 does.
-        view = cluster.coordinators[2]
+        view = cluster.cluster_states[2]
         other = PartitionState(1, 9, (1,), (1,))
         view.partition_state = lambda topic_id, partition: (
             other if (topic_id, partition) == (log.topic_id, 1) else cluster.states[topic_id, partition]

@@ -12,7 +12,7 @@ import pytest
 
 from logstore.protocol.fetch_response import read_fetch_response
 from tests.cluster.test_serve import environment, started
-from tests.support.coordinators import Brokers
+from tests.support.cluster_states import Brokers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 

@@ -23,7 +23,7 @@ from logstore.errors import (
     ZooKeeperUnavailableError,
 )
 from tests.golden.write import GOLDEN
-from tests.support.coordinators import Brokers, expire, no_journal
+from tests.support.cluster_states import Brokers, expire, no_journal
 from tests.support.eventually import eventually_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]

@@ -55,7 +55,7 @@ class Problems:
         by_name: Mapping[str, Topic],
         topics: Topics,
         schedule: RollSchedule,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         discovery: Discovery,
         admission: Admission,
         authorizer: Authorizer,
@@ -63,7 +63,7 @@ class Problems:
         self._by_name = by_name
         self._topics = topics
         self._schedule = schedule
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._discovery = discovery
         self._admission = admission
         self._authorizer = authorizer
@@ -75,7 +75,7 @@ class Problems:
         }
         refused = {topic for topic in failures if self._admission.refuses(topic)}
         unopened = {**self._topics.quarantined, **self._not_adopted()}
-        damaged = self._coordinator.damaged_topics
+        damaged = self._cluster_state.damaged_topics
         found = find_problems(self._by_name, unopened, self._topics.unserved, failures, refused, damaged)
         shown = self._authorizer.described(context, [problem.topic for problem in found])
         return [problem for problem in found if problem.topic in shown]

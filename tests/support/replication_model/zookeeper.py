@@ -164,8 +164,8 @@ class Session:
             self._run(self.changed, before, self.view, changed)
 
 
-class Coordinator:
-    """A coordinator like ``ZooKeeperClusterState``, with that class's parts."""
+class PlayedClusterState:
+    """A cluster state like ``ZooKeeperClusterState``, with that class's parts."""
 
     def __init__(self, broker_id: int, session: Session, topic_id: UUID, producer_ids_begin: int) -> None:
         self.broker_id = broker_id

@@ -331,11 +331,11 @@ def test_an_isr_change_that_is_refused_ends_only_the_epoch_that_asked_for_it(tmp
                 await answered.wait()
                 raise FencedLeaderEpochError("another leader")
 
-            coordinator = cluster.coordinators[1]
-            alter, coordinator.alter_partition = coordinator.alter_partition, refused
+            cluster_state = cluster.cluster_states[1]
+            alter, cluster_state.alter_partition = cluster_state.alter_partition, refused
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
             await asked.wait()
-            coordinator.alter_partition = alter
+            cluster_state.alter_partition = alter
             cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(1, 2))
             cluster.elect(topic.topic_id, 0, 1)
             answered.set()
@@ -498,19 +498,19 @@ def test_a_damaged_document_is_asked_for_again_after_a_pause(tmp_path: Path) -> 
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             asked = []
-            coordinator = cluster.coordinators[1]
+            cluster_state = cluster.cluster_states[1]
 
             async def damaged(*_: object, **__: object) -> PartitionState:
                 asked.append(1)
                 await asyncio.sleep(0.001)
                 raise ClusterStateError("edited by hand")
 
-            alter, coordinator.alter_partition = coordinator.alter_partition, damaged
+            alter, cluster_state.alter_partition = cluster_state.alter_partition, damaged
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
             await eventually_async(lambda: asked, "not asked for")
             await asyncio.sleep(0.5)
             assert len(asked) <= 4
-            coordinator.alter_partition = alter
+            cluster_state.alter_partition = alter
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2), "not joined")
 
     run(scenario())
@@ -550,7 +550,7 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
             await produce(zombie, topic, [b"0"])
             await all_have(cluster, 1)
             log = log_of(zombie)
-            cluster.coordinators[1].has_lease = False
+            cluster.cluster_states[1].has_lease = False
             for _ in range(20):
                 assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
                 await asyncio.sleep(0.01)
@@ -559,16 +559,16 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
             before = cluster.states[topic.topic_id, 0]
             state = dataclasses.replace(before, leader=2, leader_epoch=log.leader_epoch + 1, in_sync_replicas=(2, 3))
             cluster.states[topic.topic_id, 0] = state
-            cluster.coordinators[2].tell(topic.topic_id, 0, state)
+            cluster.cluster_states[2].tell(topic.topic_id, 0, state)
             await eventually_async(lambda: not log.is_settled, "the follower does not say that it follows no more")
             assert log.is_leader
             with pytest.raises(NotLeaderOrFollowerError, match="another one may lead"):
                 await read_all(zombie, topic)
             assert "other brokers may lead its partitions" in str(zombie.not_ready_reason)
             assert known_end(log, {}) is None
-            cluster.coordinators[3].tell(topic.topic_id, 0, state)
+            cluster.cluster_states[3].tell(topic.topic_id, 0, state)
             await produce(second, second.topics.served.topic(INTERNAL, "t"), [b"1"])
-            cluster.coordinators[1].tell(topic.topic_id, 0, state)
+            cluster.cluster_states[1].tell(topic.topic_id, 0, state)
             await all_have(cluster, 2)
             assert zombie.not_ready_reason is None, "it knows who leads"
 
@@ -586,7 +586,7 @@ def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_pat
             cluster.cut.add((2, 1))
             await eventually_async(lambda: follower.wake is None, "the session goes on")
             assert log.is_settled, "nobody else leads as long as there is a lease"
-            cluster.coordinators[1].has_lease = False
+            cluster.cluster_states[1].has_lease = False
             assert not log.is_settled
             in_sync = log.require_leader().in_sync_replicas
             assert in_sync is not None

@@ -169,7 +169,7 @@ def test_the_address_of_another_broker_is_the_one_that_it_registered(tmp_path: P
                 clock = server.store.broker.clock
 
             store = KafkaStore(
-                server.kafka.settings, Others(), server.store.groups, server.store.coordinator, ("here", 1)
+                server.kafka.settings, Others(), server.store.groups, server.store.cluster_state, ("here", 1)
             )
             assert [store.endpoint(one) for one in range(4)] == [("here", 1), ("::1", 9093), None, None]
 
