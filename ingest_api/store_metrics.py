@@ -151,12 +151,12 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
         (
             "logstore_isr_shrinks_total",
             "How often this leader took replicas out of an ISR.",
-            broker.replicas.isr_shrinks,
+            broker.replica_manager.isr_shrinks,
         ),
         (
             "logstore_isr_expands_total",
             "How often this leader took replicas into an ISR.",
-            broker.replicas.isr_expands,
+            broker.replica_manager.isr_expands,
         ),
     )
     return Observed(

@@ -25,7 +25,7 @@ from logstore.broker.produce.batches import BatchProducing
 from logstore.broker.produce.records import Producing
 from logstore.broker.produce.secret import load_secret, load_shared_secret
 from logstore.broker.quotas import Quotas
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.catalog import TopicCatalog
 from logstore.broker.topics.changes import TopicChanges
@@ -118,7 +118,7 @@ class Broker:
         #: Called with a topic and a partition when this broker begins to lead it, at each new epoch, and when it stops
         #: leading it (``PartitionLog.is_leader`` is the state).
         self.leadership_listeners: list[Callable[[Topic, int], None]] = []
-        self.replicas = Replicas(
+        self.replica_manager = ReplicaManager(
             cluster_state,
             journal,
             roller,
@@ -144,7 +144,7 @@ class Broker:
             journal,
             roller,
             schedule,
-            self.replicas,
+            self.replica_manager,
             authorizer,
             clock,
             self._topic_appeared,
@@ -236,7 +236,7 @@ class Broker:
         await self._schedule.stop()
         await self.elsewhere.discovery.stop()
         await self.topics.served.stop()
-        await self.replicas.stop()
+        await self.replica_manager.stop()
         if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables
             await self._schedule.roll_at_stop()
         await self._roller.drain()
@@ -266,7 +266,7 @@ class Broker:
     def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
         """Return a session for the fetches of a follower over one connection; the caller closes it."""
         find = self.topics.served.partition_log
-        return FetchSession(broker_id, broker_epoch, self.journal, self.clock, find, self.replicas.followed)
+        return FetchSession(broker_id, broker_epoch, self.journal, self.clock, find, self.replica_manager.followed)
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
@@ -289,7 +289,11 @@ class Broker:
         """The reason why requests should go elsewhere, or come later: appends are refused, or others lead. None
         otherwise.
         """
-        return self.admission.not_ready_reason or self._cluster_state.not_ready_reason or self.replicas.not_ready_reason
+        return (
+            self.admission.not_ready_reason
+            or self._cluster_state.not_ready_reason
+            or self.replica_manager.not_ready_reason
+        )
 
 
 def _elsewhere(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.cluster import reconcile
 from logstore.cluster.alter_partition_manager import _Change
 from logstore.errors import LogStoreError
@@ -182,15 +182,17 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     ),
     "C10: the last roll of the leader before is not adopted": (TableFollower, "_adopt", lambda *_: None),
     "C11: an unclean leader does not read the table": (
-        Replicas,
+        ReplicaManager,
         "partition_changed",
-        rewritten(Replicas.partition_changed, ("state.leader == me and not state.recovering", "state.leader == me")),
+        rewritten(
+            ReplicaManager.partition_changed, ("state.leader == me and not state.recovering", "state.leader == me")
+        ),
     ),
     "C11: an unclean leader does not fence": (Table, "begin_epoch", lambda self, *_: self.current.version),
     "C11: an unclean leader keeps what disagrees": (
-        Replicas,
+        ReplicaManager,
         "_agrees",
-        rewritten(Replicas._agrees, ("if sealed == 0 or sealed < partition_log.sealed_offset:", "if True:")),
+        rewritten(ReplicaManager._agrees, ("if sealed == 0 or sealed < partition_log.sealed_offset:", "if True:")),
     ),
     "C11: the next leader need not read the table": (reconcile, "_lead", recovering_no_more),
     "C12: a broker that has lost its disk stays in the ISR": "a lost disk stays in the ISR",

@@ -15,7 +15,7 @@ import structlog
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.elsewhere.nobody import Discovery
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.catalog import TopicCatalog
 from logstore.broker.topics.recovery import Unserved, end_at_holes, recover_partitions, recover_topic
@@ -66,7 +66,7 @@ class Topics:
         journal: Journal,
         roller: Roller,
         schedule: RollSchedule,
-        replicas: Replicas,
+        replica_manager: ReplicaManager,
         authorizer: Authorizer,
         clock: Clock,
         appeared: Callable[[Topic], None],
@@ -80,7 +80,7 @@ class Topics:
         self._journal = journal
         self._roller = roller
         self._schedule = schedule
-        self._replicas = replicas
+        self._replica_manager = replica_manager
         self._authorizer = authorizer
         self._clock = clock
         self._appeared = appeared
@@ -227,7 +227,7 @@ class Topics:
         """Pass the cluster state's event on to the replicas."""
         topic = self._by_id.get(topic_id)
         if topic is not None and partition < len(topic.partitions):
-            self._replicas.partition_changed(topic, topic.partitions[partition], state)
+            self._replica_manager.partition_changed(topic, topic.partitions[partition], state)
 
     def _snapshot_frames(self) -> list[Frame]:
         logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
@@ -352,7 +352,7 @@ class Topics:
         if self._by_id.pop(topic.topic_id, None) is not None:
             del self._topics[topic.name]
         self._roller.forget(topic)
-        self._replicas.forget(topic)
+        self._replica_manager.forget(topic)
         forget_topic(topic.name)
 
     async def _removed(self, topic: Topic) -> None:
@@ -442,7 +442,7 @@ class Topics:
         return await asyncio.to_thread(look)
 
     def let_go(self, topic: Topic) -> None:
-        self._replicas.let_go(topic)
+        self._replica_manager.let_go(topic)
 
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:

@@ -723,7 +723,7 @@ def modelled() -> Iterator[None]:
         "logstore.log.newest_footers.log",
         "logstore.log.roller.log",
         "logstore.log.topic.log",
-        "logstore.broker.replicas.log",
+        "logstore.broker.replica_manager.log",
         "logstore.cluster.zookeeper_cluster_state.log",
         "logstore.broker.topics.recovery.log",
         "logstore.replication.replica_fetcher.log",

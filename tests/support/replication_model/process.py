@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.broker.topics.recovery import end_at_holes, recover_partitions
 from logstore.cluster.cluster_state import PartitionState
 from logstore.log.journal_tail import collect_tails
@@ -37,7 +37,7 @@ class Process(Owner):
         self.topic = topic_of(cluster.table, cluster.clock, cluster.min_insync_replicas)
         self.log: PartitionLog = self.topic.partitions[0]
         self.roller = ModelRoller(self.journal, cluster.clock)
-        self.replicas = Replicas(
+        self.replica_manager = ReplicaManager(
             self.cluster_state,  # type: ignore[arg-type]
             self.journal,
             self.roller,
@@ -86,11 +86,11 @@ class Process(Owner):
 
     def _partition_changed(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
         del topic_id, partition
-        self.replicas.partition_changed(self.topic, self.log, state)
+        self.replica_manager.partition_changed(self.topic, self.log, state)
 
     def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
         return FetchSession(
-            broker_id, broker_epoch, self.journal, self.cluster.clock, self._find, self.replicas.followed
+            broker_id, broker_epoch, self.journal, self.cluster.clock, self._find, self.replica_manager.followed
         )
 
     def _find(self, topic_id: UUID, partition: int) -> PartitionLog | None:

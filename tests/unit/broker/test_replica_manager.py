@@ -123,7 +123,7 @@ def test_a_follower_that_stays_behind_leaves_the_isr_and_joins_it_again(tmp_path
             )
             await all_have(cluster, 2)
             # On a slow machine both may fall behind together, and come back one by one.
-            assert 1 <= leader.replicas.isr_shrinks <= leader.replicas.isr_expands
+            assert 1 <= leader.replica_manager.isr_shrinks <= leader.replica_manager.isr_expands
 
     run(scenario())
 
@@ -400,7 +400,7 @@ def test_a_follower_that_may_join_counts_for_the_high_watermark_at_once(tmp_path
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
             role = log_of(leader).require_leader()
             role.fetched(2, 1, 0, 0.0)
-            leader.replicas.followed(log_of(leader), 2)
+            leader.replica_manager.followed(log_of(leader), 2)
             assert role.in_sync_replicas.proposed == (1, 2)
 
     run(scenario())
@@ -443,10 +443,10 @@ def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(
             cluster.cut.add((2, 1))
             await leader.produce.records.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
-            shrinks = leader.replicas.isr_shrinks
+            shrinks = leader.replica_manager.isr_shrinks
             await asyncio.sleep(3)
             assert cluster.states[topic.topic_id, 0].in_sync_replicas == (1,)
-            assert leader.replicas.isr_shrinks == shrinks
+            assert leader.replica_manager.isr_shrinks == shrinks
 
     run(scenario())
 

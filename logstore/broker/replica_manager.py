@@ -43,7 +43,7 @@ _RETRY_S: Final = 0.2
 _QUIET_S: Final = 0.001
 
 
-class Replicas:
+class ReplicaManager:
     """``connect`` opens a connection to a broker. ``session_s`` is how long a follower counts as one after its last
     fetch. ``changed`` is called with a partition whose leader changed here, or that can now be rolled.
     """
