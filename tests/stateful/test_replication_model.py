@@ -22,7 +22,7 @@ from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.leadership import Leadership
 from logstore.log.partition_log import PartitionLog
-from logstore.log.partition_state import PartitionState
+from logstore.log.partition_log_state import PartitionLogState
 from logstore.log.relocation import relocate_oldest
 from logstore.log.table_follower import TableFollower
 from logstore.replication import fetch_session, replica_fetcher
@@ -202,19 +202,19 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     "C13: appends are taken with too few replicas": (Leadership, "refusal", lambda *_: None),
     "C15: a follower has append times of its own": (replica_fetcher, "split_frames", own_append_time),
     "C16: a log that begins at the table knows no producers": (
-        PartitionState,
+        PartitionLogState,
         "replace",
-        rewritten(PartitionState.replace, ("newest.producers if newest else ()", "()")),
+        rewritten(PartitionLogState.replace, ("newest.producers if newest else ()", "()")),
     ),
     "C16: snapshots know no producers": (
-        PartitionState,
+        PartitionLogState,
         "snapshot",
-        rewritten(PartitionState.snapshot, ("producers=self.producers.pack()", 'producers=b""')),
+        rewritten(PartitionLogState.snapshot, ("producers=self.producers.pack()", 'producers=b""')),
     ),
     "C16: truncated batches count as stored": (
-        PartitionState,
+        PartitionLogState,
         "truncate",
-        rewritten(PartitionState.truncate, ("self.producers.forget_from(offset)", "pass")),
+        rewritten(PartitionLogState.truncate, ("self.producers.forget_from(offset)", "pass")),
     ),
     "C16: truncated epochs are remembered": (LeaderEpochs, "truncate", lambda *_: None),
 }
