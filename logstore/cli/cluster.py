@@ -92,13 +92,13 @@ def start(
     """
     from logstore.cluster_processes.kafka_addresses import wanted_kafka_addresses
     from logstore.cluster_processes.record import broker_ids
-    from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
+    from logstore.cluster_processes.running_cluster import ClusterEntry, ClusterOptions, run
     from logstore.settings import load_settings, with_kafka_port
 
     directory = _directory(data)
     ids = broker_ids(directory, brokers)
     settings = with_kafka_port(load_settings(), kafka_port, "127.0.0.1")
-    wanted = Wanted(
+    wanted = ClusterOptions(
         directory,
         ids,
         zookeeper=zookeeper,

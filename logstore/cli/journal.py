@@ -22,12 +22,12 @@ from logstore.cli.output import bytes_text, counted, print_json, print_json_line
 from logstore.cli.record_dump import (
     FromOption,
     RecordFormatOption,
+    RecordSelection,
     RecordsOption,
     ToOption,
-    Wanted,
     print_records,
     require_records,
-    wanted_records,
+    selected_records,
 )
 from logstore.command_line.command_group import FAILED, fail
 from logstore.command_line.options import JsonOption, given_path
@@ -98,7 +98,7 @@ def dump(
 
     require_records(records, **{"from": start, "to": end, "format": format})
     if records:
-        wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
+        wanted = selected_records(start=start, end=end, limit=limit, format=format, json=json)
         if len(journals := journal_directories(directory, data)) > 1:
             fail(f"There are journals of {len(journals)} brokers: name the one whose records are wanted: {journals[0]}")
         names = _topic_names(journals[0], directory or data)
@@ -159,7 +159,7 @@ def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
 
 
 def _records(
-    journal: Path, names: dict[str, str], topic: str | None, partition: int | None, wanted: Wanted
+    journal: Path, names: dict[str, str], topic: str | None, partition: int | None, wanted: RecordSelection
 ) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
     from logstore.inspection.observed_journal import ObservedJournal
     from logstore.log.frame_records import frame_records

@@ -12,12 +12,12 @@ from logstore.cli.output import bytes_text, counted, print_json, print_table, ti
 from logstore.cli.record_dump import (
     FromOption,
     RecordFormatOption,
+    RecordSelection,
     RecordsOption,
     ToOption,
-    Wanted,
     print_records,
     require_records,
-    wanted_records,
+    selected_records,
 )
 from logstore.command_line.command_group import FAILED, fail
 from logstore.command_line.options import JsonOption, given_path
@@ -79,7 +79,7 @@ def dump(
     require_records(records, **{"from": start, "to": end, "format": format, "limit": limit})
     chosen = _chosen(files, topic, partition, data)
     if records:
-        wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
+        wanted = selected_records(start=start, end=end, limit=limit, format=format, json=json)
         print_records(_records(chosen, wanted), wanted)
         return
     for number, found in enumerate(chosen):
@@ -135,7 +135,7 @@ def _chosen(paths: list[Path] | None, topic: str | None, partition: int | None, 
     ]
 
 
-def _records(chosen: Sequence[_File], wanted: Wanted) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
+def _records(chosen: Sequence[_File], wanted: RecordSelection) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
     from logstore.segments.reader import read_footer, row_group_batches, row_groups
 
     for found in chosen:

@@ -121,7 +121,7 @@ def serve(
 def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, given: Mapping[str, object]) -> NoReturn:
     from logstore.cluster_processes.kafka_addresses import kafka_addresses, wanted_kafka_addresses
     from logstore.cluster_processes.record import Directory
-    from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
+    from logstore.cluster_processes.running_cluster import ClusterEntry, ClusterOptions, run
     from logstore.listening_sockets import url_on
     from logstore.settings import load_settings, with_kafka_port
 
@@ -135,7 +135,7 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
         )
     ids = range(settings.broker_id, settings.broker_id + count)
     peer_port = settings.inter_broker_port
-    wanted = Wanted(
+    wanted = ClusterOptions(
         Directory(settings.data),
         ids,
         zookeeper=settings.zookeeper_connect,
