@@ -308,7 +308,7 @@ class Producing:
             append = AppendGroup(whole)
             for one, request in zip(prepared, requests, strict=True):
                 append.add(one, request, acks)
-            self._journal.store(append.frames, append.told)
+            self._journal.store(append.frames, append.on_stored)
         if whole is not None:
             for request, parts in zip(requests, repeated, strict=True):
                 for at, log, end_offset in parts:
