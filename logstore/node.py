@@ -227,7 +227,7 @@ async def run(
         if not is_loopback(host):
             log.warning(
                 "node.open_to_others",
-                reason=f"whoever reaches {host} may read, write and delete everything: there is no authentication",
+                reason=f"anyone who reaches {host} may read, write and delete everything: there is no authentication",
             )
     advertised = None if kafka is None else settings.kafka_advertised(kafka.getsockname()[1])
     kafka_address = None if advertised is None else address_of(*advertised)
@@ -240,7 +240,7 @@ async def run(
         log.warning(
             "node.kafka_on_loopback",
             address=kafka_address,
-            reason="Kafka's clients on other machines are told this address of the broker: set kafka.listeners",
+            reason="Kafka's clients on other machines get this address of the broker: set kafka.listeners",
         )
     url = url_of(listening, settings.host)
     authorizer, quotas = Authorizer(), Quotas()

@@ -368,9 +368,9 @@ def test_a_host_for_all_leaves_kafkas_clients_on_this_machine(elsewhere: Path, m
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("SSL://h:9093", "SSL:// is not there yet"),
-        ("SASL_PLAINTEXT://h:9093", "SASL_PLAINTEXT:// is not there yet"),
-        ("SASL_SSL://h:9093", "SASL_SSL:// is not there yet"),
+        ("SSL://h:9093", "SSL:// is not supported yet"),
+        ("SASL_PLAINTEXT://h:9093", "SASL_PLAINTEXT:// is not supported yet"),
+        ("SASL_SSL://h:9093", "SASL_SSL:// is not supported yet"),
         ("PLAINTEXT://a:9092,PLAINTEXT://b:9093", "it takes one address"),
         ("9092", "it takes host:port"),
         ("h", "it takes host:port"),
