@@ -65,7 +65,7 @@ def adopt(
     ] = None,
     broker: Annotated[
         int | None,
-        typer.Option(min=0, help="Give all partitions to this broker: its journal counts, whatever others have."),
+        typer.Option(min=0, help="Give all partitions to this broker: only its journal counts."),
     ] = None,
     log_directory: Annotated[
         list[Path] | None,

@@ -229,7 +229,7 @@ def check_journals(data: Path, log_directory: Path) -> Iterator[Check]:
         if one.out_of_reach is None:
             yield check_journal(one.path, name)
         else:
-            yield Check(name, Status.warn, one.out_of_reach, "Run this on that machine, too.")
+            yield Check(name, Status.warn, one.out_of_reach, "Also run this on that machine.")
 
 
 def check_journal(home: Path, name: str = "journal") -> Check:

@@ -54,8 +54,8 @@ DataOption = Annotated[
         "--data",
         metavar="DIR",
         parser=given_path,
-        help="A data directory: the journals of all its brokers, wherever these have them (log.dirs). Default: the "
-        "setting data (data).",
+        help="A data directory, for the journals of all its brokers, also those in other places (log.dirs). "
+        "Default: the setting data (data).",
     ),
 ]
 _DUMP_LINE = "{:>14} {:>10} {:11} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
@@ -73,11 +73,12 @@ def dump(
     directory: DirectoryArgument = None,
     data: DataOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many frames; with --records, records.")
+        int | None,
+        typer.Option("--limit", "-n", min=1, help="The most frames to print; with --records, the most records."),
     ] = None,
     records: RecordsOption = False,
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only of this topic, by its name or id.")
+        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only frames of this topic, by its name or id.")
     ] = None,
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only of this partition.")
@@ -89,10 +90,10 @@ def dump(
 ) -> None:
     """Print the frames, or with --records the records in them, oldest first.
 
-    Records come in the order of the journal: copies that were relocated come again, and records that a truncation
-    removed come also. Changes nothing, and works while the store runs.
+    Records come in the order of the journal, including copies that were relocated and records that a truncation
+    removed. Changes nothing, and works while the store runs.
 
-    In a cluster each broker has a journal of its own: they are shown one after the other. Records are of one of them.
+    In a cluster each broker has its own journal, and they are shown one after the other. Records are shown of one.
     """
     from logstore.inspection import journal as inspect
 

@@ -28,15 +28,15 @@ RecordFormatOption = Annotated[
         "--format",
         "-f",
         metavar="FORMAT",
-        help="Of --records: a format of `logstore consume`, such as base64, csv or '%p/%o %k=%s'. [default: a table]",
+        help="With --records: a format of `logstore consume`, such as base64, csv or '%p/%o %k=%s'. [default: a table]",
         show_default=False,
     ),
 ]
 FromOption = Annotated[
-    int | None, typer.Option("--from", min=0, metavar="OFFSET", help="Of --records: from this offset on.")
+    int | None, typer.Option("--from", min=0, metavar="OFFSET", help="With --records: from this offset on.")
 ]
 ToOption = Annotated[
-    int | None, typer.Option("--to", min=0, metavar="OFFSET", help="Of --records: up to this offset and without it.")
+    int | None, typer.Option("--to", min=0, metavar="OFFSET", help="With --records: up to this offset, without it.")
 ]
 
 
@@ -59,7 +59,7 @@ def selected_records(
 ) -> RecordSelection:
     """Combine the options. Raises a usage error for an empty range or an unknown format."""
     if start is not None and end is not None and end <= start:
-        raise typer.BadParameter(f"it is not behind --from {start}", param_hint="--to")
+        raise typer.BadParameter(f"it is not above --from {start}", param_hint="--to")
     if json and format is not None:
         raise typer.BadParameter("give one of --json and --format")
     if format is None:
@@ -77,7 +77,7 @@ def require_records(asked: bool, **others: object) -> None:
     """Raise a usage error for options of ``--records`` without it."""
     given = [f"--{name}" for name, value in others.items() if value is not None]
     if given and not asked:
-        raise typer.BadParameter(f"{', '.join(given)} is about records: give --records, too")
+        raise typer.BadParameter(f"{', '.join(given)} is for records: also give --records")
 
 
 def print_records(batches: "Iterable[tuple[str, int, pa.RecordBatch]]", wanted: RecordSelection) -> None:

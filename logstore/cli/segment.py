@@ -65,7 +65,7 @@ def dump(
     partition: PartitionOption = None,
     data: DataOption = None,
     records: RecordsOption = False,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many records.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The most records to print.")] = None,
     start: FromOption = None,
     end: ToOption = None,
     format: RecordFormatOption = None,
@@ -74,7 +74,7 @@ def dump(
     """Print the footer and the row groups of segments, or with --records their records.
 
     Changes nothing, and works while the store runs. The table cuts long keys and values short; --json and --format
-    have them whole.
+    print all of them.
     """
     require_records(records, **{"from": start, "to": end, "format": format, "limit": limit})
     chosen = _chosen(files, topic, partition, data)
@@ -201,9 +201,9 @@ def verify(
 ) -> None:
     """Check every byte and every record of segments, and compare them with the Delta log.
 
-    Checksums; offsets that rise; statistics that are true; name, footer and add action that agree. Exit code 1 if a
-    file is damaged. Changes nothing, and works while the store runs. A file that the Delta log does not name is no
-    damage: a job has replaced it, or it comes from a crash.
+    Checks that checksums are right, offsets rise, statistics are true, and name, footer and add action agree. Exit code
+    1 if a file is damaged. Changes nothing, and works while the store runs. A file that the Delta log does not name is
+    not damage: a job has replaced it, or it comes from a crash.
     """
     from logstore.delta.log_check import read_remains
 

@@ -65,7 +65,7 @@ def copy(
         ),
     ],
     from_timestamp: Annotated[
-        str | None, typer.Option("--from-timestamp", metavar="TIME", help=f"From this time on: {TIME_FORMS}.")
+        str | None, typer.Option("--from-timestamp", metavar="TIME", help=f"Begin at this time: {TIME_FORMS}.")
     ] = None,
     key: KeyOption = None,
     where: WhereOption = None,
@@ -75,11 +75,11 @@ def copy(
             "--group",
             "-g",
             metavar="GROUP",
-            help="Commit how far the copy has come for this consumer group, and go on from there.",
+            help="Commit the progress of the copy for this consumer group, and continue there.",
         ),
     ] = None,
     progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Progress on stderr. [default: on a terminal]")
+        bool | None, typer.Option("--progress/--no-progress", help="Show progress on stderr. [default: on a terminal]")
     ] = None,
     json: JsonOption = False,
     url: UrlOption = None,

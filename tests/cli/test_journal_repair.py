@@ -99,12 +99,12 @@ def test_a_journal_without_its_tables_tells_ids_and_takes_everything_for_lost(da
 def test_a_damaged_journal_that_is_another_one_is_named_before_the_question(data, is_older):
     damage(data, 0, 32)
     home = data / "brokers" / "0"
-    assert "stood here" not in repair(data, code=2).stderr
+    assert "was here before" not in repair(data, code=2).stderr
     known = OneNodeDirectory.open(home, FileSystem())
     other = replace(known, durable_end=10**9) if is_older else replace(known, directory_id=uuid4())
     other.write(home, FileSystem())
     asked = repair(data, code=2).stderr
-    assert "not the one that stood here either: it" in asked
+    assert "also not the one that was here before: it" in asked
     assert ("it ends at position" in asked) is is_older
 
 
@@ -115,7 +115,7 @@ def test_a_journal_whose_only_header_is_damaged_is_not_called_another_one(data):
     path.write_bytes(content)
     asked = repair(data, code=2)
     assert "its header is damaged" in asked.stdout
-    assert "stood here" not in asked.stderr
+    assert "was here before" not in asked.stderr
 
 
 @pytest.mark.parametrize("in_cluster", [True, False])

@@ -36,7 +36,7 @@ from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 IN_TABLE, IN_IMAGE, ACKNOWLEDGED = 10, 20, 30
-_NO_FILES = "is not the one that stood here: it has no files"
+_NO_FILES = "is not the one that was here before: it has no files"
 #: The folder of the image, below the data directory.
 IMAGE = "image"
 
@@ -120,7 +120,9 @@ async def found_in(store: Store) -> tuple[list[bytes | None], int | None]:
 
 
 async def refused(data: Path, message: str) -> None:
-    with pytest.raises(JournalDiffersError, match=rf"(?s)is not the one that stood here: .*{message}.*--new-journal"):
+    with pytest.raises(
+        JournalDiffersError, match=rf"(?s)is not the one that was here before: .*{message}.*--new-journal"
+    ):
         async with store_on(data):
             pass
 

@@ -208,7 +208,7 @@ async def test_a_journal_that_is_not_the_one_that_stood_here_is_refused_and_noth
     other = identity if is_same else None if is_same is None or is_empty else JournalIdentity(uuid4(), 1)
     found = FoundJournal(tmp_path / "journal", end, other, is_empty)
     before = files_of(tmp_path)
-    with pytest.raises(DataDirectoryError, match=rf"not the one that stood here: {message}.*--new-journal"):
+    with pytest.raises(DataDirectoryError, match=rf"not the one that was here before: {message}.*--new-journal"):
         async with started(tmp_path, found):
             pass
     assert files_of(tmp_path) == before
