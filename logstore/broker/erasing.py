@@ -582,8 +582,8 @@ class Erasing:
             kept = self._schedule.unserved.get((topic_id, one.partition))
             if kept is not None and (kept.index.base_offset or 0) < one.end_offset and len(kept.index):
                 raise ErasureWaitsError(
-                    f"Broker {self._cluster_state.broker_id} keeps records of {record.topic}-{one.partition}, which is "
-                    "quarantined: mend it, as logstore doctor tells"
+                    f"Broker {self._cluster_state.broker_id} keeps records of {record.topic}-{one.partition}, "
+                    "which is quarantined: mend it, as logstore doctor says"
                 )
         await self._upkeep.settled()
         removed = await renew(self._journal, self._schedule.keepers())

@@ -131,7 +131,7 @@ async def _adopt(directory: Path, topic: str, connect: str, broker: int | None, 
         tails = {} if not homes else await asyncio.to_thread(_tails, homes, cluster_id)
         known = {int(name) for name in await zookeeper.children(znodes.REGISTRY)}
         if broker is not None and broker not in known:
-            fail(f"Broker {broker} is none of the cluster: it has {', '.join(map(str, sorted(known)))}.")
+            fail(f"Broker {broker} is not in the cluster, which has {', '.join(map(str, sorted(known)))}.")
         if broker is None and (unseen := sorted(known.difference(tails))):
             fail(
                 f"The journals of brokers {', '.join(map(str, unseen))} are not here: name their log.dirs with "

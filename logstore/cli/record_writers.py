@@ -42,7 +42,7 @@ def parse_format(text: str) -> Format | LineEncoder:
     if text in [*Format]:
         return Format(text)
     if "%" not in text:
-        raise ValueError(f"{text!r} is none of {', '.join(Format)}, and has no % as '%k %s' has")
+        raise ValueError(f"{text!r} is not one of {', '.join(Format)}, and has no % as '%k %s' has")
     return template_lines(text)
 
 

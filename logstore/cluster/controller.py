@@ -261,7 +261,7 @@ class Controller:
         except MultiRefusedError as refused:
             self._refused(refused)
             await self._watched.refresh([refused.operation.path])
-            raise NotControllerError(f"{refused.operation.path} has changed meanwhile: decide anew.") from refused
+            raise NotControllerError(f"{refused.operation.path} has changed meanwhile: decide again.") from refused
 
     def _check(self) -> Check:
         if self._epoch_version is None or not self.is_active:

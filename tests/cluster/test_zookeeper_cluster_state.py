@@ -158,7 +158,7 @@ async def test_c5_a_change_belongs_to_the_state_and_the_epoch_that_it_was_decide
     leader, topic_id, seen = await led(brokers)
     row = await brokers.row("t")
     await brokers.write_row("t", replace(row, isr=row.isr[:2]))
-    with pytest.raises(InvalidUpdateVersionError, match="decide anew"):
+    with pytest.raises(InvalidUpdateVersionError, match="decide again"):
         await leader.alter_partition(topic_id, 0, seen, [seen.leader], broker_epochs={})
     now = leader.partition_state(topic_id, 0)
     await brokers.write_row("t", replace(row, isr=row.isr[:2], leader_epoch=2))

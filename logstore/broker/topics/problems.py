@@ -115,9 +115,9 @@ def find_problems(
         count = unserved.unsealed_records.get(topic_id, 0)
         reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
         remedy = (
-            "Mend the topic that is quarantined, bring its directory back, or make a lost _delta_log anew (stop the "
-            "store; logstore topic rebuild TOPIC), and start the store again. To give the "
-            f"records up, make an empty directory deleted/{topic_id} in the data directory"
+            "Mend the topic that is quarantined, bring its directory back, or rebuild a lost _delta_log (stop "
+            "the store; logstore topic rebuild TOPIC), and start the store again. To give the records up, make "
+            f"an empty directory deleted/{topic_id} in the data directory"
         )
         found.append(TopicProblem(str(topic_id), None, quarantined, reason, remedy))
     for topic in topics.values():
@@ -146,7 +146,7 @@ def find_problems(
         state = ProblemState.JOURNAL_FULL if topic in refused else ProblemState.ROLLS_FAIL
         found.append(TopicProblem(topic.name, None, state, reason, remedy))
     for name, why in damaged.items():
-        remedy = "Until it is what a broker wrote, no leader of it is elected, and no replica joins its ISR"
+        remedy = "Until it is what a broker wrote, its partitions elect no leader, and no replica joins an ISR"
         found.append(TopicProblem(name, None, ProblemState.REGISTRATION_DAMAGED, why, remedy))
     return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))
 

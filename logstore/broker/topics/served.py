@@ -168,8 +168,8 @@ class Topics:
         unserved |= {t.name for t in self._topics.values() if any(p.quarantined for p in t.partitions)}
         for name in sorted({*self.quarantined, *unserved}):
             raise DataDirectoryError(
-                f"Topic {name} is quarantined: start the store without zookeeper.connect, mend it, as logstore doctor "
-                "tells, and then start the cluster."
+                f"Topic {name} is quarantined: start the store without zookeeper.connect, mend it, as logstore "
+                "doctor says, and then start the cluster."
             )
 
     def _is_gone(self, topic_id: uuid.UUID) -> bool:

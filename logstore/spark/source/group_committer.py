@@ -97,7 +97,7 @@ class GroupCommitter:
             return
         self._told.add(is_fault)
         log.warning(
-            "offsets of a query are not committed to group %s: %s; the query goes on, and each trigger tries again",
+            "offsets of a query are not committed to group %s: %s; the query continues, and each trigger tries again",
             self._group,
             error,
             exc_info=error if is_fault else None,

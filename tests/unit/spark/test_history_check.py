@@ -74,7 +74,7 @@ def test_a_log_without_the_entries_since_then_tells_nothing(table):
     for base in (20, 30):
         roll(table, 0, base, base + 10)
     (path_of(table) / f"_delta_log/{before.version + 1:020}.json").unlink()
-    assert changed(before) == "topic flights: the Delta log no longer tells who changed the table"
+    assert changed(before) == "topic flights: the Delta log no longer says who changed the table"
 
 
 def test_a_compaction_that_took_records_out_of_the_ranges_needs_a_new_frame(tmp_path):
