@@ -155,6 +155,6 @@ async def test_a_partition_of_one_node_stays_where_it_is(api):
     assert_error(await api.delete(url), 404, 40407)
 
 
-def test_what_a_reassignment_adds_is_not_missed():
+def test_added_replicas_of_a_reassignment_are_not_missed():
     assert not MOVING.is_under_replicated
     assert replace(MOVING, replicas=(2, 0, 1)).is_under_replicated

@@ -43,7 +43,7 @@ async def test_one_node_leads_everything_at_the_address_that_was_asked(api):
     }
 
 
-async def test_without_topics_it_tells_the_brokers_alone(api):
+async def test_without_topics_it_returns_only_the_brokers(api):
     answer = (await api.get("/metadata")).json()
     assert (answer["topics"], [broker["broker_id"] for broker in answer["brokers"]]) == ([], [0])
 

@@ -42,7 +42,7 @@ def labels(**given: object) -> frozenset[tuple[str, str]]:
     return frozenset((name, str(value)) for name, value in given.items())
 
 
-async def test_a_partition_tells_of_its_offsets_and_its_bytes(api):
+async def test_a_partition_reports_its_offsets_and_its_bytes(api):
     await api.create_topic("t", partitions=2)
     await api.produce("t", [1, 2, 3], partition=1)
     await api.post("/topics/t/roll")

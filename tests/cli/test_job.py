@@ -98,7 +98,7 @@ def test_the_reasons_why_nothing_was_done(job, data):
     assert (waiting["partition"], waiting["due_ms"], waiting["unrolled_records"]) == (0, None, None)
 
 
-def test_vacuum_tells_of_the_files_that_wait(job):
+def test_vacuum_reports_the_files_that_wait(job):
     job("retention", "-t", "web-a")
     why = job("vacuum", "-t", "web-*").stdout.splitlines()
     assert re.match(

@@ -72,7 +72,7 @@ def test_without_a_store_nothing_is_offered_and_nothing_is_said(complete):
     assert complete("consume", "t", LOGSTORE_PROFILE="absent", LOGSTORE_URL="") == []
 
 
-def test_the_shell_can_be_told():
+def test_completion_can_be_installed():
     result = CliRunner().invoke(app, ["--help"])
     assert "--install-completion" in result.output
 

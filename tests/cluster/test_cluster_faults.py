@@ -30,7 +30,7 @@ async def gone(brokers: Brokers, broker_id: int, seconds: float = 60) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_goes_on(brokers: Brokers, tmp_path: Path):
+async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_continues(brokers: Brokers, tmp_path: Path):
     await brokers.start(2)
     with ClusterStateProcess(brokers.servers + brokers.chroot, tmp_path, 1, SHORT_MS) as process:
         former = await asyncio.to_thread(process.line, "registered")

@@ -259,7 +259,7 @@ async def test_a_registration_that_zookeeper_refuses_is_an_error(brokers: Broker
             await one.registration._own_node()
 
 
-async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers):
+async def test_a_brokers_description_outlives_a_session(brokers: Brokers):
     first, second = await brokers.start(1, 2)
     await first.set_offline({"t": [3]})
     await eventually_async(lambda: second.view.brokers[1].registration.offline == {"t": (3,)})

@@ -43,7 +43,7 @@ async def led(brokers: Brokers, partitions: int = 1, replication_factor: int = 3
 # ---- topics and events -----------------------------------------------------------------------------------------------
 
 
-async def test_every_broker_is_told_of_every_change_in_order(brokers: Brokers):
+async def test_every_broker_sees_every_change_in_order(brokers: Brokers):
     cluster_states = await brokers.start(1, 2, 3)
     told: dict[int, list] = {one.broker_id: [] for one in cluster_states}
     for one in cluster_states:
@@ -95,7 +95,7 @@ async def test_a_topic_is_deleted_by_the_controller(brokers: Brokers):
     assert other.partition_state(topic_id, 0).replicas == ()
 
 
-async def test_a_changed_table_is_told_to_all(brokers: Brokers):
+async def test_every_broker_sees_a_changed_table(brokers: Brokers):
     leader, topic_id, _ = await led(brokers)
     await leader.table_changed(topic_id)
     await brokers.seen_by(brokers.running.values(), lambda it: it.view.topics["t"].document.version == 1, "not seen")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.long
-def test_the_newest_position_is_committed_and_trouble_is_told_once(store, caplog):
+def test_the_newest_position_is_committed_and_trouble_is_reported_once(store, caplog):
     topic = store.create("committer", 2)
     store.produce(topic, 0, 0, 20)
     store.produce(topic, 1, 0, 20)

@@ -242,7 +242,7 @@ def test_strictly_a_broken_value_ends_the_query(spark, schema):
         ({"schema": "array<int>"}, "schema='array<int>' is not a schema: give columns"),
     ],
 )
-def test_what_is_no_column_or_no_schema(spark, arguments, message):
+def test_bad_columns_and_schemas_are_refused(spark, arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         parse_json(spark.createDataFrame(JSON, "offset int, value binary"), **arguments)
 

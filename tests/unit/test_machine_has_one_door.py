@@ -268,5 +268,5 @@ def test_it_is_found(source: str, kind: str) -> None:
         "text.replace('a', 'b')",
     ],
 )
-def test_what_is_not_of_the_machine_is_none(source: str) -> None:
+def test_other_code_is_no_offence(source: str) -> None:
     assert not list(kinds(source))

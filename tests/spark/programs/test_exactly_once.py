@@ -210,7 +210,7 @@ def test_a_killed_driver_neither_loses_nor_doubles(spark, store, admin, tmp_path
 
 
 @pytest.mark.long
-def test_of_two_runs_at_once_one_writes_and_the_other_goes_on_from_there(spark, store, admin, tmp_path, caplog):
+def test_one_of_two_runs_writes_and_the_other_continues_from_there(spark, store, admin, tmp_path, caplog):
     topic, sink = store.create("at-once"), tmp_path / "sink"
     store.produce(topic, 0, 0, 10)
 

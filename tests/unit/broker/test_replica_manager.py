@@ -84,7 +84,9 @@ def test_an_acknowledged_record_is_on_all_replicas_and_the_next_leader_has_it(tm
     run(scenario())
 
 
-def test_what_is_not_on_all_replicas_is_not_shown_and_is_truncated_by_the_next_leader(tmp_path: Path) -> None:
+def test_records_that_are_not_on_all_replicas_are_not_shown_and_are_truncated_by_the_next_leader(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             first, second = cluster.brokers.values()
@@ -208,7 +210,7 @@ def test_followers_free_what_the_leader_has_sealed_and_a_new_leader_reads_it_fro
 async def _nothing() -> None: ...
 
 
-def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(
+def test_a_new_leader_reports_no_end_before_its_followers_have_what_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -542,7 +544,7 @@ def test_an_epoch_from_an_older_state_of_zookeeper_is_not_led(tmp_path: Path, kn
     run(scenario())
 
 
-def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradict(tmp_path: Path) -> None:
+def test_a_leader_without_a_lease_reports_nothing_that_another_leader_may_contradict(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3) as cluster:
             zombie, second = cluster.brokers[1], cluster.brokers[2]
@@ -575,7 +577,7 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
     run(scenario())
 
 
-def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_path: Path) -> None:
+def test_a_leader_without_a_lease_whose_follower_is_silent_reports_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader = cluster.brokers[1]

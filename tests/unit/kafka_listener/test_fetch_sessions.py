@@ -343,7 +343,7 @@ def test_partitions_with_records_come_last_the_next_time() -> None:
     assert used(sessions, session_id, 2) == [("a", 1), ("a", 2), ("a", 0)]
 
 
-def test_neighbours_of_a_topic_are_told_together() -> None:
+def test_adjacent_partitions_of_a_topic_are_sent_together() -> None:
     fetching = FetchSessions(ManualClock()).begin(request([("t", 1), ("t", 0), ("u", 0), ("t", 2)]), by_id=False)
     response = fetching.response(responses(fetching))
     assert [(topic.topic, len(topic.partitions)) for topic in response.responses] == [("t", 2), ("u", 1), ("t", 1)]
@@ -362,7 +362,7 @@ def test_an_answer_that_only_throttles_keeps_the_session() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "following"), [(0, 1), (1, 2), (2**31 - 1, 1)])
-def test_epochs_go_on_at_one(epoch: int, following: int) -> None:
+def test_epochs_continue_at_one(epoch: int, following: int) -> None:
     assert next_epoch(epoch) == following
 
 

@@ -13,7 +13,7 @@ from tests.support.server_process import ROOT
 TESTS = (
     "tests/unit/kafka_listener/test_produce.py",
     "tests/unit/kafka_listener/test_consumers.py",
-    "tests/unit/broker/test_fetch_batches.py::test_append_times_are_told_as_such_in_history",
+    "tests/unit/broker/test_fetch_batches.py::test_append_times_are_marked_in_history",
 )
 
 

@@ -191,7 +191,7 @@ def test_rows_are_refused_by_name_in_another_epoch_and_when_their_records_are_in
     in_loop(scenario)
 
 
-def test_what_is_sealed_while_a_fetch_waits_is_answered_so() -> None:
+def test_records_that_are_sealed_while_a_fetch_waits_are_returned() -> None:
     async def scenario() -> None:
         leader = Leader()
         log = leader.logs[0]
@@ -236,7 +236,7 @@ def test_a_diverging_position_is_answered_with_where_the_histories_part_and_is_n
     in_loop(scenario)
 
 
-def test_a_fetch_waits_for_frames_and_tells_moved_ends_when_its_time_is_over() -> None:
+def test_a_fetch_waits_for_frames_and_reports_moved_ends_when_its_time_is_over() -> None:
     async def scenario() -> None:
         leader = Leader()
         session = leader.session()
