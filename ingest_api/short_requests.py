@@ -162,7 +162,7 @@ class ShortRequests:
                 acks=head.acks,
                 num_bytes=len(body),
                 timeout_ms=head.timeout_ms,
-                on_done=request.told,
+                told=request.told,
             )
         except Exception as error:  # noqa: BLE001 - the client is told of any error
             asyncio.get_running_loop().call_soon(request.told, None, error)

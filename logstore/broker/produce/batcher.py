@@ -57,7 +57,7 @@ class RecordPlaces(NamedTuple):
 
 
 #: Called with the places of the records, or with the error.
-Callback = Callable[[RecordPlaces | None, BaseException | None], None]
+Told = Callable[[RecordPlaces | None, BaseException | None], None]
 
 
 class Produce(Protocol):
@@ -76,37 +76,37 @@ class Produce(Protocol):
 class _Waiting:
     """A request that waits for its response; it leaves its batch when its time is up."""
 
-    __slots__ = ("_batch", "_on_done", "_time_out", "num_bytes", "records")
+    __slots__ = ("_batch", "_time_out", "_told", "num_bytes", "records")
 
     def __init__(
         self,
         records: Sized,
         num_bytes: int,
-        on_done: Callback,
+        told: Told,
         time_out: "_TimeOut",
         batch: "dict[_Waiting, None]",
     ) -> None:
         self.records = records
         self.num_bytes = num_bytes
-        self._on_done: Callback | None = on_done
+        self._told: Told | None = told
         self._batch = batch
         self._time_out = time_out
         time_out.requests[self] = None
 
     def time_out(self, timeout_ms: int) -> None:
         self._batch.pop(self, None)
-        self.finish(None, not_acknowledged(timeout_ms))
+        self.tell(None, not_acknowledged(timeout_ms))
 
-    def finish(self, places: RecordPlaces | None, error: BaseException | None = None) -> None:
+    def tell(self, places: RecordPlaces | None, error: BaseException | None = None) -> None:
         """Call back once: nothing follows a time-out. An error of the callback does not reach other requests."""
-        on_done, self._on_done = self._on_done, None
-        if on_done is None:
+        told, self._told = self._told, None
+        if told is None:
             return
         self._time_out.requests.pop(self, None)
         try:
-            on_done(places, error)
+            told(places, error)
         except Exception:
-            log.exception("batcher.callback_failed")
+            log.exception("batcher.telling_failed")
 
 
 class _TimeOut:
@@ -121,9 +121,9 @@ class _TimeOut:
         self.ends_s = loop.time() + interval_s
         self.requests: dict[_Waiting, None] = {}
         # The last request that joins has its full time.
-        loop.call_at(self.ends_s + timeout_ms / 1000, self._end_all)
+        loop.call_at(self.ends_s + timeout_ms / 1000, self._tell)
 
-    def _end_all(self) -> None:
+    def _tell(self) -> None:
         for waiting in list(self.requests):
             waiting.time_out(self._timeout_ms)
 
@@ -183,9 +183,9 @@ class Batcher:
         acks: int = -1,
         num_bytes: int,
         timeout_ms: int,
-        on_done: Callback,
+        told: Told,
     ) -> None:
-        """Queue a request, as ``Broker.produce`` does, with acks -1 or 1; ``on_done`` is called on the event loop. A
+        """Queue a request, as ``Broker.produce`` does, with acks -1 or 1; ``told`` is called on the event loop. A
         request whose time is up before its append has begun is not stored.
 
         ``may_join(topic, num_bytes, partition)`` must hold. ``to_columns`` takes ``records``, whose length is their
@@ -199,7 +199,7 @@ class Batcher:
         if queue is None:
             queue = _Queue(topic, partition, acks, to_columns)
             self._queues[queue.key] = queue
-        queue.waiting[_Waiting(records, num_bytes, on_done, self._time_out(timeout_ms), queue.waiting)] = None
+        queue.waiting[_Waiting(records, num_bytes, told, self._time_out(timeout_ms), queue.waiting)] = None
         self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
         self._begin_if_due(queue)
 
@@ -230,7 +230,7 @@ class Batcher:
         """Call ``begin``, and wait for the result."""
         result: asyncio.Future[RecordPlaces] = asyncio.get_running_loop().create_future()
 
-        def on_done(places: RecordPlaces | None, error: BaseException | None) -> None:
+        def told(places: RecordPlaces | None, error: BaseException | None) -> None:
             if result.done():
                 return
             if places is None:
@@ -248,7 +248,7 @@ class Batcher:
             acks=acks,
             num_bytes=num_bytes,
             timeout_ms=timeout_ms,
-            on_done=on_done,
+            told=told,
         )
         return await result
 
@@ -285,15 +285,15 @@ class Batcher:
         except InvalidRecordError as error:
             # The topic was altered since the requests were checked, and nothing is stored: append each alone, in order.
             if len(batch) == 1:
-                batch[0].finish(None, error)
+                batch[0].tell(None, error)
                 return
             await asyncio.gather(*(self._append_all(queue, [waiting]) for waiting in batch))
             return
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in batch:
-                waiting.finish(None, _copy(error))
+                waiting.tell(None, _copy(error))
             return
-        _finish_all(batch, result)
+        _tell_all(batch, result)
 
 
 def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool:
@@ -306,7 +306,7 @@ def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool
     return partition is None or (partition < len(topic.partitions) and topic.partitions[partition].is_leader)
 
 
-def _finish_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
+def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
     partitions, offsets = (places.tolist() for places in result.places())
     errors = result.errors()
     end = 0
@@ -315,7 +315,7 @@ def _finish_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
         own = RecordPlaces(partitions[first:end], offsets[first:end], {})
         if errors and NO_OFFSET in own.offsets:
             own = own._replace(errors={p: _copy(errors[p]) for p in dict.fromkeys(own.partitions) if p in errors})
-        waiting.finish(own)
+        waiting.tell(own)
 
 
 def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
