@@ -141,7 +141,7 @@ def test_a_topic_that_fails_is_named_and_ends_it_with_1(job, data):
 
 def test_a_store_that_does_not_answer_is_only_mentioned(job):
     result = job("retention", "--url", "http://127.0.0.1:9")
-    assert "the store was not told" in " ".join(result.stderr.split())
+    assert "the store was not notified" in " ".join(result.stderr.split())
 
 
 @pytest.mark.system
