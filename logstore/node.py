@@ -312,7 +312,7 @@ def _shared_socket(settings: Settings, port: int) -> socket.socket:
         return shared_socket(settings.host, port, _socket_buffers(settings))
     except OSError as error:
         raise InvalidConfigError(
-            f"port {port} of all brokers on {settings.host} cannot be had: {error.strerror or error}"
+            f"port {port} of all brokers on {settings.host} cannot be used: {error.strerror or error}"
         ) from error
 
 

@@ -474,7 +474,7 @@ class Erasing:
             if record != self._erasures.by_id[record.id].record:
                 await self._write(record)
             raise ErasureWaitsError(
-                f"Brokers {', '.join(map(str, record.pending))} are not there: each erases before it serves again"
+                f"Brokers {', '.join(map(str, record.pending))} are not running: each erases before it serves again"
             )
         await self._write(msgspec.structs.replace(record, state="erased", waiting=None, erased_ms=self._clock.now_ms()))
         self._filesystem.reached("erase.reported")

@@ -131,7 +131,7 @@ def _reserve(wanted: ClusterOptions, record: Record, reserved: ReservedPorts) ->
             if isinstance(error, PermissionError) or port == 0:
                 raise
             raise ClusterProcessesError(
-                f"Port {port} of {what} on {host} cannot be had ({error.strerror}): another process has it; {remedy}."
+                f"Port {port} of {what} on {host} cannot be used ({error.strerror}): another process has it; {remedy}."
             ) from None
 
     shared_port = None

@@ -517,7 +517,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._untaken) > 2:
             (_, before), *_ = self._untaken
             if before - size < CLIENT_BYTES_PER_SECOND_MIN * seconds:
-                self._tell(f"The client does not take its answer: {size} bytes wait")
+                self._tell(f"The client does not read its response: {size} bytes wait")
                 self.abort()
             del self._untaken[0]
 

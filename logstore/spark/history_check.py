@@ -76,7 +76,7 @@ def _require_whole_scans() -> None:
         value = task.getLocalProperty(name) if task else None
         if value is not None and lossy.fullmatch(value):
             raise HistoryReadError(
-                f"{name} is {value}: Spark would leave records of the topic out without a word. "
+                f"{name} is {value}: Spark would silently leave out records of the topic. "
                 f'spark.conf.unset("{name}"), or read with format("logstore")'
             )
 

@@ -297,7 +297,7 @@ def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         port = taken.getsockname()[1]
         Record(None, None, {1: port}).write(directory)
         message = refused(tmp_path)
-    assert f"Port {port} of broker 1 on 127.0.0.1 cannot be had" in message
+    assert f"Port {port} of broker 1 on 127.0.0.1 cannot be used" in message
     assert f"remove the port from {directory.record}" in message
 
 
@@ -311,7 +311,7 @@ def test_a_port_for_kafkas_clients_that_is_taken(
     with listening_socket("127.0.0.1", 0, {}) as taken:
         port = taken.getsockname()[1]
         message = refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", port)})
-        assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be had" in message
+        assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be used" in message
         assert "--kafka-port; 0: free ones" in message
         Record(None, None, {}, {1: port, 2: port}).write(directory)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the start ends after the choice

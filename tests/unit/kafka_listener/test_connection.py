@@ -353,7 +353,7 @@ def test_a_client_that_pipelines_without_reading_holds_one_answer_and_is_cut(tmp
                 await eventually_async(lambda: server.listener.connection_count == 1, seconds=15)
                 assert answers.reserved == 0
         (reason,) = [one["reason"] for one in logs if one["event"] == "kafka.connection_ended"]
-        assert "does not take its answer" in reason
+        assert "does not read its response" in reason
 
     run(ask())
 
