@@ -343,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             one.response = await response_to(self._store, context, request, self._turn, fetching)
         except LogStoreError as error:
-            self._tell(error.message, request)
+            self._log_end(error.message, request)
         except Exception as error:
             log.error("kafka.unexpected_error", api=APIS[request.api_key].name, exc_info=error)
         finally:
@@ -428,7 +428,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, reason: str, request: Request | None = None) -> None:
+    def _log_end(self, reason: str, request: Request | None = None) -> None:
         api = (
             {}
             if request is None
@@ -438,7 +438,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end(self, reason: str) -> None:
         """Read nothing more, log the reason, and close after the responses to earlier requests."""
-        self._tell(reason)
+        self._log_end(reason)
         self._stop_taking()
 
     def _stop_taking(self) -> None:
@@ -517,7 +517,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._untaken) > 2:
             (_, before), *_ = self._untaken
             if before - size < CLIENT_BYTES_PER_SECOND_MIN * seconds:
-                self._tell(f"The client does not read its response: {size} bytes wait")
+                self._log_end(f"The client does not read its response: {size} bytes wait")
                 self.abort()
             del self._untaken[0]
 

@@ -189,7 +189,7 @@ class PlayedClusterState:
 
     _view_changed: Any = ZooKeeperClusterState._view_changed
     _look_for_loss: Any = ZooKeeperClusterState._look_for_loss
-    _tell_of_partitions: Any = ZooKeeperClusterState._tell_of_partitions
+    _notify_of_partitions: Any = ZooKeeperClusterState._notify_of_partitions
     _believed: Any = ZooKeeperClusterState._believed
     listen: Any = ZooKeeperClusterState.listen
     listen_to_brokers: Any = ZooKeeperClusterState.listen_to_brokers
