@@ -278,7 +278,7 @@ class FetchRequest(Request, frozen=True):
     where: Annotated[
         str | None,
         Meta(
-            description="Only records that this expression selects. A response may have none of them, and only a "
+            description="Only records that this expression selects. A response may have no records, only a "
             "`next_offset` to continue at."
         ),
     ] = None
