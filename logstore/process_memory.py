@@ -1,5 +1,5 @@
-"""Keeps the server process small: it sets the allocators to give memory back after a burst, and hides a package that the
-server does not need.
+"""Keeps the server process small: it sets the allocators to give memory back after a burst, and hides a package that
+the server does not need.
 """
 
 import contextlib
