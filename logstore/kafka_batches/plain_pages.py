@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.kafka_batches.codec import CODEC
-from logstore.kafka_batches.native import NativeCodec, Source, open_library
+from logstore.kafka_batches.native import NativeCodec, Source
+from logstore.native_library import library_of, load
+from logstore.records import column_memory as memory
 
 SOURCE: Final = Path(__file__).with_name("plain_pages.c")
-LIBRARY: Final = Path(__file__).with_name("_plain_pages.so")
+LIBRARY: Final = library_of(SOURCE)
 # A page has its length before each value.
 _LENGTH_BYTES: Final = 4
 # The levels of a copied page may take more than those of the page.
@@ -41,9 +43,9 @@ class PageCodec:
     """Reads and copies pages. ``records`` writes their values into record batches, with the rest of the records."""
 
     def __init__(self, records: NativeCodec, library: Path = LIBRARY) -> None:
-        """Load the library. Raises the errors of ``open_library``."""
+        """Load the library. Raises the errors of ``native_library.load``."""
         self.records = records
-        functions = open_library(library, SOURCE)
+        functions = load(SOURCE, library)
         number, address = ctypes.c_int64, ctypes.c_void_p
         for name, arguments in (
             ("index_page", (address, number, number, address, address)),
@@ -58,7 +60,7 @@ class PageCodec:
         """Find the values of an inflated page; None if it has not exactly ``rows``, or has more than 2 GiB."""
         if data.size > _PAGE_BYTES_MAX:
             return None
-        valid, offsets = _allocate((rows + 7) // 8), _allocate(4 * (rows + 1))
+        valid, offsets = memory.allocate((rows + 7) // 8), memory.allocate(4 * (rows + 1))
         null_count = self._index_page(data.address, data.size, rows, valid.address, offsets.address)
         return None if null_count < 0 else PlainPage(data, rows, null_count, valid, offsets)
 
@@ -80,10 +82,6 @@ class PageCodec:
 def copied_bytes(size: int, rows: int) -> int:
     """Return the most bytes of a copy of a page that has this size, inflated."""
     return size + rows // 8 + _LEVELS_BYTES_MAX
-
-
-# The source of memory; a test puts memory with guarded ends here.
-_allocate = pa.allocate_buffer
 
 
 def _page_codec() -> PageCodec | None:
