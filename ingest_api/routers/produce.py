@@ -220,8 +220,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
-        # Requests that join are forwarded where that is needed. So one that must not be forwarded joins no others, unless
-        # this broker leads its partition.
+        # Requests that join may be forwarded. One that may not joins no others, unless this broker leads its partition.
         may_forward = partition is not None or context.forwarding is Forwarding.ALLOWED
         may_be_small = head.may_join and identify is None and may_forward
         string_keys = head.string_keys(config)
