@@ -88,7 +88,8 @@ class HttpRequests(Collector):
         yield requests
         seconds = HistogramMetricFamily(
             "logstore_http_request_seconds",
-            "Time from a request's first byte to the end of its answer; of a stream of events to its beginning.",
+            "Time from a request's first byte to the end of its response; for a stream of events, to the start of the "
+            "response.",
             labels=("method", "route"),
         )
         bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
@@ -154,11 +155,11 @@ class FewLines:
 REQUESTS: Final = HttpRequests()
 REGISTRY.register(REQUESTS)
 KAFKA_REQUESTS: Final = Counter(
-    "logstore_kafka_requests", "Requests of Kafka's protocol that were answered.", ("api", "client"), registry=REGISTRY
+    "logstore_kafka_requests", "Answered requests of Kafka's protocol.", ("api", "client"), registry=REGISTRY
 )
 KAFKA_REQUEST_SECONDS: Final = Histogram(
     "logstore_kafka_request_seconds",
-    "Time from a whole request of Kafka's protocol to its answer, with what it waits for.",
+    "Time from the last byte of a request of Kafka's protocol to its response, including what it waits for.",
     ("api",),
     buckets=_SECONDS,
     registry=REGISTRY,
@@ -174,11 +175,11 @@ THROTTLED: Final = Counter(
     registry=REGISTRY,
 )
 RELAYED_REQUESTS: Final = Counter(
-    "logstore_relayed_requests", "HTTP requests that went on to the broker that answers them.", registry=REGISTRY
+    "logstore_relayed_requests", "HTTP requests that were forwarded to the broker that answers them.", registry=REGISTRY
 )
 JOB_TOPICS: Final = Counter(
     "logstore_job_topics",
-    "Topics that a job of serve --jobs has changed, or failed for.",
+    "Topics that a job of serve --jobs has changed, or has failed on.",
     ("operation", "outcome"),
     registry=REGISTRY,
 )
@@ -187,12 +188,14 @@ JOB_SECONDS: Final = Counter(
 )
 JOB_LAST_RUN: Final = Gauge(
     "logstore_job_last_run_timestamp_seconds",
-    "When a job of serve --jobs was last through with all topics that were due, without a failure.",
+    "When a job of serve --jobs last finished all topics that were due, without a failure.",
     ("operation",),
     registry=REGISTRY,
 )
 JOBS_PROCESS_ENDED: Final = Counter(
-    "logstore_jobs_process_ended", "Ends of the process of serve --jobs before the store's own.", registry=REGISTRY
+    "logstore_jobs_process_ended",
+    "How often the process of serve --jobs ended before the store did.",
+    registry=REGISTRY,
 )
 IN_FLIGHT_BYTES: Final = Gauge(
     "logstore_in_flight_bytes",
@@ -205,12 +208,14 @@ PRODUCED_BYTES: Final = _TopicCounter(
 )
 REPLAYED_RECORDS: Final = _TopicCounter(
     "logstore_replayed_records",
-    "Records of repeated requests, stored before and not again.",
+    "Records of repeated requests, which were stored before and were not stored again.",
     ("topic",),
     registry=REGISTRY,
 )
 PRODUCERS_FORGOTTEN: Final = Counter(
-    "logstore_producers_forgotten", "Idempotent producers that a partition forgot for lack of room.", registry=REGISTRY
+    "logstore_producers_forgotten",
+    "Idempotent producers that a partition forgot because it had no room for more.",
+    registry=REGISTRY,
 )
 FETCHED_RECORDS: Final = _TopicCounter("logstore_fetched_records", "Records served.", ("topic",), registry=REGISTRY)
 FETCHED_BYTES: Final = _TopicCounter(

@@ -1,5 +1,5 @@
-"""What keeps the server process small: settings of its allocators, by which it gives memory back after a burst, and a
-package that it does not load.
+"""Keeps the server process small: it sets the allocators to give memory back after a burst, and hides a package that
+the server does not need.
 """
 
 import contextlib

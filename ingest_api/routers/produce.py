@@ -197,7 +197,7 @@ def _head_of(request: Request) -> ProduceHead:
 @router.post("/topics/{topic}", **operations.PRODUCE)
 @requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce(request: Request) -> Response:
-    """Append records, each to the partition that it names, or its key hashes to, or else one for the whole request."""
+    """Append records, each to the partition that it names or its key hashes to, else to one for the whole request."""
     return await _produce(request, None)
 
 

@@ -65,8 +65,8 @@ class Topic:
         self.follow(snapshot)
 
     def on_change(self, changed: Callable[["Topic"], None]) -> None:
-        """Call ``changed`` when the coordinator has to know: the table has new partitions, which have no leader yet, or
-        its setting for unclean elections has changed.
+        """Call ``changed`` when the cluster state has to know: the table has new partitions, which have no leader yet,
+        or its setting for unclean elections has changed.
         """
         self._changed = changed
 
@@ -79,7 +79,7 @@ class Topic:
             )
 
     def assign(self, first: int, assignments: Sequence[Sequence[int]]) -> None:
-        """Choose the brokers of new partitions, from ``first`` on, before the coordinator learns of the partitions."""
+        """Choose the brokers of new partitions, from ``first`` on, before the cluster state learns of them."""
         before = (*self.assignments, *[()] * first)[:first]
         self.assignments = (*before, *map(tuple, assignments))
 

@@ -17,8 +17,8 @@ from logstore.records import native
 from logstore.records.batch import DecodedRecords, PartitionBatch
 from logstore.records.native import MORE_HEADERS, MORE_RECORDS, Native, Spans
 
-# The first attempt has room for a record, and for a header, in so many bytes of the body. A page of it that is not
-# written takes no memory.
+# The first attempt has room for one record, and for one header, in each of these numbers of bytes of the body. Pages
+# that are not written take no memory.
 _BYTES_A_RECORD: Final = 24
 _BYTES_A_HEADER: Final = 64
 # None is shorter than this, with its comma.

@@ -369,7 +369,7 @@ async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(a
     [(StorageError("broken"), 500), (ThrottledError("full"), 429), (RuntimeError("a bug"), 500)],
     ids=lambda given: type(given).__name__,
 )
-async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monkeypatch, error, status, capsys):
+async def test_an_error_is_returned_counted_and_logged_the_same(api, short, monkeypatch, error, status, capsys):
     async def fail(*_, **__):
         raise error
 
@@ -406,7 +406,7 @@ def answered(status: int) -> float:
     )
 
 
-async def test_a_request_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
+async def test_a_request_in_doubt_gets_an_error_and_another_is_not_disturbed(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with (
         listening(api.app) as (port, _),

@@ -55,7 +55,7 @@ def complete(server):
 
 def test_names_come_from_the_running_store(complete, run, topic, monkeypatch):
     # A shell does not wait for a slow store; this test does.
-    monkeypatch.setattr("logstore.cli.options._COMPLETION_MS", 30_000)
+    monkeypatch.setattr("logstore.command_line.options._COMPLETION_MS", 30_000)
     run("group", "reset", f"g-{topic}", "--topic", topic, "--to-latest")
     for command in (["topic", "describe"], ["consume"], ["produce"], ["group", "reset", "g", "--topic"]):
         assert complete(*command, topic[:-3]) == [topic]
@@ -80,7 +80,7 @@ def test_without_a_store_nothing_is_offered_and_nothing_is_said(complete):
     assert complete("consume", "t", LOGSTORE_PROFILE="absent", LOGSTORE_URL="") == []
 
 
-def test_the_shell_can_be_told():
+def test_completion_can_be_installed():
     result = CliRunner().invoke(app, ["--help"])
     assert "--install-completion" in result.output
 

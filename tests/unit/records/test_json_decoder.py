@@ -259,7 +259,7 @@ def test_a_field_that_is_there_twice_is_refused(body, more):
 
 
 @pytest.mark.parametrize("of", ["key", "value", "partition", "timestamp", "headers"])
-def test_a_field_that_is_there_twice_is_refused_with_base64_too(of):
+def test_a_repeated_field_is_also_refused_with_base64(of):
     fields = {"key": '"QQ=="', "value": "null", "partition": "0", "timestamp": "null", "headers": '[{"key":"a"}]'}
     once = ",".join(f'"{name}":{text}' for name, text in fields.items())
     assert decode_binary(b'{"records":[{%b}]}' % once.encode(), max_message_bytes=_LIMIT).num_rows == 1

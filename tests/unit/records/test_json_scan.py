@@ -138,7 +138,7 @@ _EITHER = [
 ]
 
 
-def test_what_json_allows_is_taken_byte_for_byte():
+def test_allowed_json_is_taken_byte_for_byte():
     for text in _ACCEPTED:
         for spaced in (text, b" \r\n\t" + text + b"  "):
             assert compared(of_value(spaced)) == {"taken"}, text
@@ -147,7 +147,7 @@ def test_what_json_allows_is_taken_byte_for_byte():
         assert scan.batch.column("value")[0].as_py() == (None if text == b"null" else text)
 
 
-def test_what_json_forbids_is_refused_with_the_same_words_as_without_c(monkeypatch):
+def test_forbidden_json_is_refused_with_the_same_words_as_without_c(monkeypatch):
     for text in _REFUSED:
         assert compared(of_value(text)) == {"refused"}, text
         told = []
@@ -160,7 +160,7 @@ def test_what_json_forbids_is_refused_with_the_same_words_as_without_c(monkeypat
         assert told[0] == told[1]
 
 
-def test_what_json_leaves_open_is_left_to_python():
+def test_json_with_an_open_meaning_is_left_to_python():
     for text in _EITHER:
         assert not compared(of_value(text)) & {"taken"}, text
 
