@@ -18,7 +18,7 @@ import httptools
 import msgspec
 from starlette.responses import Response
 
-from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
+from ingest_api.guard import CLIENT_ID, FORWARD, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.parameters import partition_number
 from ingest_api.record_responses import BytesResponse, common_error, offsets_of
@@ -39,6 +39,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 # A request with one of these headers is left to the application, whatever their values.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     TOPIC_ID_HEADER,
+    FORWARD,
     b"transfer-encoding",
     b"content-encoding",
     b"expect",
