@@ -261,8 +261,8 @@ class Settings(BaseSettings):
     )
     ssl_client_auth: ClientAuth = Field(
         "none",
-        description="Whether TLS clients show a certificate: `none`, `requested` (one that is shown must be valid), or "
-        "`required`.",
+        description="Whether clients show a certificate over TLS. With `requested` they need none, but one that they "
+        "show must be valid.",
     )
     ssl_enabled_protocols: tuple[str, ...] = Field(
         tuple(PROTOCOLS), description="Versions of TLS: `TLSv1.2`, `TLSv1.3`, or both, separated by commas."
@@ -275,9 +275,9 @@ class Settings(BaseSettings):
     )
     security_inter_broker_protocol: Literal["PLAINTEXT", "SSL"] = Field(
         "PLAINTEXT",
-        description="`SSL`: the brokers of a cluster talk to each other over TLS, with the certificates of "
-        "`ssl.keystore.location`, which must be valid by `ssl.truststore.location` for the brokers' addresses. All "
-        "brokers need the same value.",
+        description="With `SSL` the brokers of a cluster talk to each other over TLS. The certificate of each must be "
+        "valid by `ssl.truststore.location`, and for the address that the broker registers. All brokers need the same "
+        "value.",
     )
     # ---- between the brokers of a cluster
     inter_broker_port: int = Field(

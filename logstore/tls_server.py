@@ -62,7 +62,7 @@ class TlsServer:
         self._name = name
         self._tls = tls
         # The caller may close its socket at any moment, but not under a call that waits on it.
-        self._listening = listening.dup()
+        self._given, self._listening = listening, listening.dup()
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._failed = FewLines(log.warning, "tls.handshake_failed")
         self._accepting = asyncio.create_task(self._accept())
@@ -72,6 +72,7 @@ class TlsServer:
 
     def close(self) -> None:
         """Accept no more connections; those whose handshake is done go on."""
+        self._given.close()
         self._accepting.cancel()
         for handshake in self._handshakes:
             handshake.cancel()
