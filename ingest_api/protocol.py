@@ -145,7 +145,9 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.identity = self.identify(transport)
         except AuthorizationError as error:
-            self._refuse(_FORBIDDEN, error.message)
+            # No answer: the client has not asked anything yet. The log has the reason.
+            self._refusal = _FORBIDDEN, error.message
+            self.transport.abort()
             return
         surplus = len(self.connections) + self.limits.other_connections() - self.limits.max_connections
         if surplus <= 0 or self.relaying_broker is not None:

@@ -139,8 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         is_welcome = self._listener.arrived(self)
         try:
             self._identity = self._listener.identify(transport)
-        except AuthorizationError as error:
-            self._tell(error.message)
+        except AuthorizationError:
             is_welcome = False
         if not is_welcome:
             self._is_ending = True
