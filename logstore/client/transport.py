@@ -368,7 +368,11 @@ def _broken(url: str, what: str, error: Exception) -> str:
         return f"The connection to {url} broke during {what} {told}: whether it took effect is unknown"
     if isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.RemoteDisconnected):
         return f"No store answers at {url}: the answer to {what} is not HTTP {told}"
-    return f"The connection to {url} broke during {what} {told}: no store answers there, or it is being stopped"
+    # A store ends a handshake without a word if it wants a certificate and gets none.
+    refused = ", or it wants a certificate (ssl_certfile)" if url.startswith("https:") else ""
+    return (
+        f"The connection to {url} broke during {what} {told}: no store answers there, or it is being stopped{refused}"
+    )
 
 
 def _what(method: str, target: str) -> str:
