@@ -31,11 +31,13 @@ def rows(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
     for number, result in enumerate(results):
         for place, name in enumerate(result.samples):
             figures = [METRICS[metric].format(getattr(medians[number, name], metric)) for metric in shown]
-            body.append(["" if place else result.case.name, name, *figures, "\n".join(_told(result.findings, name))])
+            body.append(
+                ["" if place else result.case.name, name, *figures, "\n".join(_words_of(result.findings, name))]
+            )
     return ["case", "", *(METRICS[name].title for name in shown), "ours / it (lowest-highest), target"], body
 
 
-def _told(findings: Iterable[Finding], name: str) -> list[str]:
+def _words_of(findings: Iterable[Finding], name: str) -> list[str]:
     told = []
     for finding in findings:
         target = finding.target

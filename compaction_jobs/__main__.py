@@ -7,7 +7,7 @@ if not __package__:
     # When this runs as a file, its directory is on the path, but its modules must only be importable as a package.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from logstore.cli.job import app
+from compaction_jobs.commands import app
 
 if __name__ == "__main__":
     app(prog_name="compaction_jobs")

@@ -76,7 +76,7 @@ def _run(job: str, topic: JobTopic, context: JobContext, store: Admin | None) ->
             report = _with_store(store, topic, context, report)
     except (LogStoreError, OSError) as error:
         if topic.is_deleted():
-            context.progress.note(f"{topic.name}: deleted meanwhile, passed over")
+            context.progress.note(f"{topic.name}: deleted meanwhile, skipped")
             return None
         report = TopicReport(topic.name, error=" ".join(str(error).split()))
     return replace(report, seconds=round(context.clock.monotonic() - began, 3))
@@ -96,5 +96,7 @@ def _with_store(store: Admin, topic: JobTopic, context: JobContext, report: Topi
             return replace(report, waiting=tuple(waiting))
     except LogStoreError as error:
         if report.versions:
-            context.progress.note(f"{topic.name}: the store was not told and will notice by itself: {error.message}")
+            context.progress.note(
+                f"{topic.name}: the store was not notified and will notice by itself: {error.message}"
+            )
     return report

@@ -84,7 +84,7 @@ def rewrite(
         return _rewrite(context, topic, attempt, waits)
     with topic.table.files.try_lock(f".{job}.lock") as held:
         if not held:
-            context.progress.note(f"{topic.name}: another run of {job} is working on it, passed over")
+            context.progress.note(f"{topic.name}: another run of {job} is working on it, skipped")
             return TopicReport(topic.name, busy=True)
         return _rewrite(context, topic, attempt, waits)
 

@@ -22,7 +22,7 @@ from logstore.limits import KIB
 from logstore.log.topic import Topic
 
 # Topics are made and deleted many at a time: groups are notified once.
-_TELL_AFTER_S = 0.1
+_REPORT_AFTER_S = 0.1
 _REGEXES_CACHED = 100
 # The limit is for the matches of all regexes together; a member keeps its own names anyway.
 _MATCHES_CACHED = 1_000_000
@@ -53,7 +53,7 @@ class FollowedTopics:
         self._changed: dict[str, int] = {}
         #: Changes up to this version are not all kept.
         self._forgotten = 0
-        self._telling: asyncio.TimerHandle | None = None
+        self._reporting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self._broker.leadership_listeners.append(self._on_leadership)
@@ -62,8 +62,8 @@ class FollowedTopics:
     def close(self) -> None:
         self._broker.leadership_listeners.remove(self._on_leadership)
         self._broker.topics.served.removals.listeners.remove(self._on_deleted)
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
 
     @property
     def topics(self) -> TopicImage:
@@ -120,18 +120,18 @@ class FollowedTopics:
     def _on_leadership(self, topic: Topic, partition: int) -> None:  # noqa: ARG002
         # The new partitions of a topic are led from the moment they exist.
         if not topic.is_internal:
-            self._tell()
+            self._report_soon()
 
     async def _on_deleted(self, deleted: Topic) -> None:  # noqa: ARG002
-        self._tell()
+        self._report_soon()
 
-    def _tell(self) -> None:
+    def _report_soon(self) -> None:
         self._is_stale = True
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(_TELL_AFTER_S, self._told)
+        if self._reporting is None:
+            self._reporting = asyncio.get_running_loop().call_later(_REPORT_AFTER_S, self._report)
 
-    def _told(self) -> None:
-        self._telling = None
+    def _report(self) -> None:
+        self._reporting = None
         self._is_stale = True
         self._on_change(self.changed())
 

@@ -70,7 +70,7 @@ class GroupCoordinator(GroupQueries):
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         config = GroupConfig(**{each.name: getattr(broker.settings, each.name) for each in fields(GroupConfig)})
-        self._topics = FollowedTopics(broker, self._tell_of_topics)
+        self._topics = FollowedTopics(broker, self._topics_changed)
         shards = GroupShards(
             broker,
             clock,
@@ -124,7 +124,7 @@ class GroupCoordinator(GroupQueries):
         await self.cleanup.close()
         await self._shards.close()
 
-    def _tell_of_topics(self, changed: TopicsChanged) -> None:
+    def _topics_changed(self, changed: TopicsChanged) -> None:
         for shard in self._shards.active():
             shard.apply(changed)
         self.instances.topics_changed()

@@ -137,13 +137,13 @@ class GroupShards:
         if topic.partition(partition).is_leader:
             if partition not in self._shards:
                 self._shards[partition] = CoordinatorShard(
-                    self._broker, topic, partition, self._new_machine, self._clock, self._tell
+                    self._broker, topic, partition, self._new_machine, self._clock, self._notify
                 )
             self._shards[partition].load()
         elif partition in self._shards:
             self._shards[partition].unload()
 
-    def _tell(self, shard: GroupShard) -> None:
+    def _notify(self, shard: GroupShard) -> None:
         for listener in self.listeners:
             listener(shard)
 

@@ -121,7 +121,7 @@ async def _asked(shard: GroupShard, events: Sequence[Callable[[int], object]]) -
     if answers:
         _, late = await asyncio.wait(answers, timeout=_WAIT_S)
         if late:
-            log.warning("group_offsets.not_deleted", error=f"{len(late)} deletions wait for replicas; they go on")
+            log.warning("group_offsets.not_deleted", error=f"{len(late)} deletions wait for replicas; they continue")
             answers = [answer for answer in answers if answer not in late]
     outcomes = await asyncio.gather(*answers, return_exceptions=True)
     for outcome in outcomes:

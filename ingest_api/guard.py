@@ -13,8 +13,9 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -37,7 +38,7 @@ _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _IN_SCOPE: Final = "logstore.context"
 
 
-class Arrival(NamedTuple):
+class Arrival(msgspec.Struct, frozen=True):
     """A request before the guard. ``peer`` is an address; ``headers`` have lower-case names.
 
     ``relayed`` is the context of a request that another broker has admitted. ``identity`` is that of the connection.

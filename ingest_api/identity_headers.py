@@ -32,28 +32,28 @@ HEADER_PARAMETERS: Final[list[dict[str, Any]]] = [
     {
         "name": PRODUCER_ID,
         "in": "header",
-        "description": "An id of POST /producers: batches that are sent again are not stored again. Then the partition "
-        "of every record must be named, and the two headers below are there.",
+        "description": "An id of POST /producers: batches that are sent again are not stored again. It needs the "
+        "two headers below, and a partition for every record.",
         "schema": {"type": "integer", "format": "int64", "minimum": 0},
     },
     {
         "name": PRODUCER_EPOCH,
         "in": "header",
-        "description": "The epoch that came with the id; a lower one than was seen is fenced.",
+        "description": "The epoch that came with the id; a lower epoch than the newest one is fenced.",
         "schema": {"type": "integer", "minimum": 0, "maximum": PRODUCER_EPOCH_MAX},
     },
     {
         "name": BASE_SEQUENCES,
         "in": "header",
-        "description": "For each partition of the request the sequence number of its first record there, as "
-        "`0=5,3=17`. Each record counts one; 0 follows 2147483647.",
+        "description": "For each partition of the request, the sequence number of its first record there, as "
+        "`0=5,3=17`. Each record adds one; 0 follows 2147483647.",
         "schema": {"type": "string", "pattern": "^[0-9]+=[0-9]+(,[0-9]+=[0-9]+)*$"},
     },
     {
         "name": IDEMPOTENCY_KEY,
         "in": "header",
-        "description": "A name for this request, for clients without a producer id: the same request with the same key "
-        "is stored once and answered the same, within idempotency.window.ms.",
+        "description": "A name for this request, for clients without a producer id: within idempotency.window.ms, "
+        "the same request with the same key is stored once and gets the same response.",
         "schema": {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_LENGTH_MAX},
     },
 ]

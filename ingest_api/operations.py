@@ -55,7 +55,7 @@ GROUP_DESCRIPTION: Final = (
     "Name of the consumer group: any text, percent-encoded, a slash as %2F. Or `-`, and the name in the query's "
     "parameter `group`: for `.`, `..` and clients that change a path."
 )
-CLUSTER_DESCRIPTION: Final = "The id that GET /v3/clusters answers."
+CLUSTER_DESCRIPTION: Final = "The id that GET /v3/clusters returns."
 PARTITION_DESCRIPTION: Final = "Number of the partition, in decimal digits."
 #: The messages of bodies that are read and written by hand.
 MESSAGES: Final = (
@@ -79,8 +79,8 @@ ERRORS = {
     404: "40401: no such topic; 40402: no such partition; 40403: no such consumer instance; 40405: no such group; "
     "40406: the topic has another id than was meant, it was deleted and made again; 40407: the partition is not being "
     "reassigned; 40408: the topic has no such erasure; 404: nothing at this path.",
-    406: "Accept allows none of the media types of the answer; 40601: it asks for another embedded format than that of "
-    "the consumer instance.",
+    406: "Accept allows none of the media types of the response; 40601: it asks for another embedded format than "
+    "that of the consumer instance.",
     408: "The client stopped sending in the middle of the body.",
     409: "40902: the consumer instance exists; 40903: it cannot do this as it is (subscribed, assigned, or neither; "
     "without that partition). "
@@ -132,7 +132,8 @@ COMMON_HEADERS: list[dict[str, Any]] = [
     {
         "name": "X-Request-Id",
         "in": "header",
-        "description": "At most 128 printable characters; echoed in the answer and on log lines. Made if absent.",
+        "description": "At most 128 printable characters, returned in the response and written on log lines. The "
+        "store makes one if it is absent.",
         "schema": {"type": "string", "maxLength": 128},
     },
     {
@@ -226,7 +227,9 @@ def _operation(
 
 _PRODUCE_BODY = {
     **_content(_ref(records.ProduceRequest), (KAFKA_JSON_V2, KAFKA_BINARY_V2, JSON)),
-    NDJSON: {"schema": {"type": "string", "description": "One value a line: the line's bytes, without its end."}},
+    NDJSON: {
+        "schema": {"type": "string", "description": "One value per line: the line's bytes, without the line end."}
+    },
     ARROW_STREAM: {"schema": {**_BINARY, "description": "Column value; optional key, timestamp, headers, partition."}},
 }
 _PRODUCED = _content(
@@ -234,14 +237,19 @@ _PRODUCED = _content(
     METADATA_TYPES,
 )
 _REPLAYED_HEADER = {
-    name: {"schema": {"type": "string", "enum": [value]}, "description": "There if all of it was stored before."}
+    name: {
+        "schema": {"type": "string", "enum": [value]},
+        "description": "Present if all records of the request had been stored before.",
+    }
     for name, value in REPLAYED.items()
 }
 _PRODUCE_ANSWERS = {
     200: _answer(
-        "Stored, as `acks` asked: offsets for the JSON types, ranges for NDJSON and Arrow.", _PRODUCED, _REPLAYED_HEADER
+        "The records are stored as `acks` asks: offsets for the JSON types, ranges for NDJSON and Arrow.",
+        _PRODUCED,
+        _REPLAYED_HEADER,
     ),
-    202: _answer("Taken (`acks=0`): nothing is durable yet, the lists are empty.", _PRODUCED, _REPLAYED_HEADER),
+    202: _answer("Accepted (`acks=0`): nothing is durable yet, and the lists are empty.", _PRODUCED, _REPLAYED_HEADER),
 }
 _PRODUCE_ERRORS = (400, 406, 409, 413, 503, 504)
 
@@ -290,8 +298,8 @@ FETCH = _operation(
     headers=(TOPIC_ID,),
     answers={
         200: _answer(
-            "Records in offset order; empty at the high watermark when the wait is over, and with `key` or `where` "
-            "also when none of the records that were looked at is selected.",
+            "Records in offset order. Empty if the wait ended at the high watermark, or, with `key` or `where`, "
+            "if none of the searched records is selected.",
             {
                 **_content(
                     {"type": "array", "items": _ref(records.ConsumedRecord)}, (KAFKA_JSON_V2, JSON, KAFKA_BINARY_V2)
@@ -303,7 +311,10 @@ FETCH = _operation(
             {
                 **_RANGE_HEADERS,
                 "Logstore-Last-Stable-Offset": _OFFSET_SCHEMA,
-                "Logstore-Next-Offset": {**_OFFSET_SCHEMA, "description": "Where to read on."},
+                "Logstore-Next-Offset": {
+                    **_OFFSET_SCHEMA,
+                    "description": "The offset at which the next request continues.",
+                },
                 **TOPIC_ID_HEADERS,
             },
         )
@@ -315,7 +326,7 @@ FETCH_MANY = _operation(
     body=_content(_ref(records.FetchRequest), JSON_REQUEST_TYPES),
     answers={
         200: _answer(
-            "A response for each partition that has news, with batches as they are stored.",
+            "A response for each partition that has something new, with batches as they are stored.",
             {FETCH_MEDIA_TYPE: {"schema": {**_BINARY, "description": "See logstore/protocol/fetch_response.py."}}},
         )
     },
@@ -324,7 +335,7 @@ FETCH_MANY = _operation(
 _LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
-    "description": "The id of the last event that was received: the stream goes on behind it.",
+    "description": "The id of the last event that was received: the stream continues after it.",
     "schema": {"type": "string"},
 }
 _CONSUMED = [
@@ -348,7 +359,7 @@ EVENTS = _operation(
     ),
     answers={
         200: _answer(
-            "Server-Sent Events without an end: each has the position behind it as its id, and a record as its data.",
+            "Server-Sent Events without an end. The id of each is the position after it; its data is a record.",
             {"text/event-stream": {"schema": {"type": "string"}}},
             TOPIC_ID_HEADERS,
         )
@@ -361,8 +372,8 @@ POLL = _operation(
     query=(POLL_TIMEOUT, POLL_MAX_BYTES),
     answers={
         200: _answer(
-            "Records of the partitions that the instance holds, in order of offsets within each; empty if none came "
-            "in time.",
+            "Records of the partitions that the instance holds, in order of offsets within each; empty if there "
+            "were none in time.",
             _content(
                 {"type": "array", "items": _ref(records.ConsumedRecord), "examples": [_CONSUMED]},
                 (KAFKA_BINARY_V2, KAFKA_JSON_V2, *METADATA_TYPES),
@@ -377,8 +388,8 @@ POLL_EVENTS = _operation(
     headers=(_LAST_EVENT_ID,),
     answers={
         200: _answer(
-            "Server-Sent Events without an end, of the partitions that the instance holds: each has the position "
-            "behind it as its id, and a record as its data.",
+            "Server-Sent Events without an end, of the partitions that the instance holds. The id of each is the "
+            "position after it; its data is a record.",
             {"text/event-stream": {"schema": {"type": "string"}}},
         )
     },

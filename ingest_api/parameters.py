@@ -106,39 +106,41 @@ Parameter = IntegerParameter | ChoiceParameter
 ACKS = ChoiceParameter(
     "acks",
     {"all": -1, "-1": -1, "1": 1, "0": 0},
-    "When to answer: `all` or `-1`, durable on all in-sync replicas; `1`, durable on the leader; `0`, at once with "
-    "202, before anything is durable.",
+    "When to respond: `all` or `-1`, when the records are durable on all in-sync replicas; `1`, when they are "
+    "durable on the leader; `0`, at once with 202, before anything is durable.",
 )
 TIMEOUT_MS = IntegerParameter(
     "timeout_ms",
     1,
     3_600_000,
     30_000,
-    "How long the append may take, in ms. When it runs out the answer is 504 with error_code 50401: the records may or "
-    "may not be stored.",
+    "How long the append may take, in ms. After that the response is 504 with error_code 50401: the records may "
+    "or may not be stored.",
 )
 KEY_FORMAT = ChoiceParameter(
     "key_format",
     {"json": 0, "string": 1},
-    "Of records in JSON: `json` stores a key as its JSON text, a text with its quotes; `string` stores a text as its "
-    "UTF-8 bytes, and any other key as its JSON text. If absent, the topic's `key.format` counts.",
+    "For records in JSON: `json` stores a key as its JSON text, a text with its quotes; `string` stores a text "
+    "as its UTF-8 bytes, and any other key as its JSON text. Default: the topic's `key.format`.",
     has_default=False,
 )
-OFFSET = IntegerParameter(
-    "offset", 0, _OFFSET_MAX, None, "The first offset to read. If absent, reading starts at the log start offset."
-)
+OFFSET = IntegerParameter("offset", 0, _OFFSET_MAX, None, "The first offset to read. Default: the log start offset.")
 MAX_BYTES = IntegerParameter(
     "max_bytes",
     0,
     FETCH_BYTES_MAX,
     FETCH_BYTES_DEFAULT,
-    "Bytes of keys, values and headers to answer at most; at least one record comes whatever this says.",
+    "The most bytes of keys, values and headers to return. One record is always returned, even if it is larger.",
 )
 MIN_BYTES = IntegerParameter(
-    "min_bytes", 0, FETCH_BYTES_MAX, 1, "Wait until this many bytes are there, or `max_wait_ms` have passed."
+    "min_bytes", 0, FETCH_BYTES_MAX, 1, "Wait until there are this many bytes, or `max_wait_ms` have passed."
 )
 MAX_WAIT_MS = IntegerParameter(
-    "max_wait_ms", 0, FETCH_WAIT_MS_MAX, 500, "How long to wait for `min_bytes`, in ms; then the answer may be empty."
+    "max_wait_ms",
+    0,
+    FETCH_WAIT_MS_MAX,
+    500,
+    "How long to wait for `min_bytes`, in ms; after that the response may be empty.",
 )
 POLL_TIMEOUT = IntegerParameter(
     "timeout",
@@ -152,44 +154,45 @@ POLL_MAX_BYTES = IntegerParameter(
     -1,
     2**63 - 1,
     -1,
-    "Bytes of keys, values and headers to answer at most, no more than `consumer.request.max.bytes`; at least one "
-    "record comes whatever this says. -1: that setting.",
+    "The most bytes of keys, values and headers to return, no more than `consumer.request.max.bytes`. One record "
+    "is always returned, even if it is larger. -1: that setting.",
 )
 FROM = TextParameter(
     "from",
-    "Where to begin: `earliest`, `latest` (default), or a position: the id of an event, or the next offset of each "
-    "partition, as `0:17,1:5` (partitions that it leaves out begin at their log start). The header `Last-Event-ID`, "
-    "which a browser sends when it connects again, goes before it.",
+    "Where to begin: `earliest`, `latest` (default), or a position: the id of an event, or the next offset of "
+    "each partition, as `0:17,1:5` (partitions that it leaves out begin at their log start). The header "
+    "`Last-Event-ID`, which a browser sends when it connects again, takes precedence.",
     {"type": "string", "default": "latest"},
 )
 PARTITION = TextParameter(
     "partition",
-    "The partitions to stream, as `0,3`; if absent all, also those that are added meanwhile.",
+    "The partitions to stream, as `0,3`. Default: all, including those that are added later.",
     {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"},
 )
 KEY = TextParameter(
     "key",
-    "Only records with this key: JSON, or a text without quotes, which is taken for a JSON string. With "
-    "`key_format=string` the key's text itself, with `format=binary` its bytes as base64.",
+    "Only records with this key: JSON, or a text without quotes, which is read as a JSON string. With "
+    "`key_format=string` it is the key's text itself, with `format=binary` its bytes as base64.",
 )
 RECORD_KEY = TextParameter(
-    "key", "Only records with this key. A key that is a JSON string has the text without its quotes: `alice`."
+    "key", "Only records with this key. Give a key that is a JSON string without its quotes: `alice`."
 )
 WHERE = TextParameter(
     "where",
-    'Only records that this expression selects: `$.user == "ada" and timestamp >= "2026-11-21"`. With it, or with '
-    "`key`, an answer may be empty before the end of the log; the next request begins at `Logstore-Next-Offset`.",
+    'Only records that this expression selects: `$.user == "ada" and timestamp >= "2026-11-21"`. With it, or '
+    "with `key`, a response may be empty before the end of the log; the next request begins at "
+    "`Logstore-Next-Offset`.",
 )
 EVENT_FORMAT = ChoiceParameter(
     "format",
     {"json": 0, "binary": 1},
-    "Of keys and values: `json` as the records endpoint shows them without an Accept (`key_format` and `value_format` "
-    "say where one is not JSON); `binary`, base64.",
+    "The format of keys and values: `json`, as the records endpoint shows them without an Accept (`key_format` "
+    "and `value_format` mark those that are not JSON), or `binary`, base64.",
 )
 ISOLATION_LEVEL = ChoiceParameter(
     "isolation_level",
     {"read_committed": 1, "read_uncommitted": 0},
-    "`read_committed`: records below the last stable offset; `read_uncommitted`: below the high watermark.",
+    "`read_committed`: only records below the last stable offset; `read_uncommitted`: all below the high watermark.",
 )
 # A time may also be a number.
 _TIMESTAMP = IntegerParameter("timestamp", TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "")

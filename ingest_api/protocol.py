@@ -25,7 +25,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.bodies import CONNECTION
 from ingest_api.errors import HttpError, error_body, http_error, later_answer, takes_only_events
-from ingest_api.short_requests import ShortHead, ShortRequests
+from ingest_api.guard import HeaderPairs
+from ingest_api.short_requests import WHOLE_BYTES_MAX, ShortHead, ShortRequests
 from logstore.broker.context import PLAINTEXT
 from logstore.broker.tls_identity import Identify, no_tls
 from logstore.entropy import new_uuid
@@ -132,6 +133,8 @@ class HttpProtocol(HttpToolsProtocol):
         # The head of a short request, and its body so far. They are given to the application if the body is not whole.
         self._short_head: ShortHead | None = None
         self._short_body = b""
+        # While the parser reads them: the bytes that arrived when no request was under way.
+        self._received_at_rest = b""
         # The time when the client's next step is due, and the call if it does not come. The timer may ring before.
         self._due: float | None = None
         self._otherwise: Callable[[], None] = self._close
@@ -267,6 +270,10 @@ class HttpProtocol(HttpToolsProtocol):
             if b"\r\n\r\n" in self._surplus or len(self._surplus) > _SURPLUS_BYTES_MAX:
                 self._refuse_surplus()
             return
+        at_rest = not (self._in_head or self._in_body or self._unanswered) and len(data) <= WHOLE_BYTES_MAX
+        if at_rest and self._begin_known(data):
+            return
+        self._received_at_rest = data if at_rest else b""
         number = self._request_number
         self._body_bytes_read = 0
         self._head_bytes_at_most = self._head_bytes_at_most + len(data) if self._in_head else len(data)
@@ -278,6 +285,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(
                 _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
             )
+        self._received_at_rest = b""
         if self._short_head is not None and self._refusal is None:
             self._begin_application()
         if self._in_head and self._due is None and self._refusal is None:
@@ -417,14 +425,34 @@ class HttpProtocol(HttpToolsProtocol):
         """Begin a request that has arrived whole as a short one. Return False if it is left to the application."""
         assert self.short_requests is not None
         assert self._short_head is not None
-        cycle = _ShortCycle(self)
-        peer = self.client[0] if self.client else ""
-        if not self.short_requests.begin(
-            self._short_head, self.headers, self._short_body, peer, self.identity, cycle.answer
-        ):
+        if not self._carry_out(self._short_head, self.headers, self._short_body):
             self._begin_application()
             return False
+        if self._received_at_rest:
+            self.short_requests.remember(self._short_head, self.headers, self._received_at_rest, self._short_body)
         self._short_head, self._short_body = None, b""
+        return True
+
+    def _begin_known(self, data: bytes) -> bool:
+        """Begin a whole request whose head was parsed before. Return False if nothing was done.
+
+        The parser does not see it, and awaits the next request as before: it would read the same from the same bytes.
+        """
+        if self.short_requests is None or self.flow.write_paused:
+            return False
+        found = self.short_requests.known(data)
+        if found is None or not self._carry_out(found[0].head, found[0].headers, found[1]):
+            return False
+        self._due = None
+        return True
+
+    def _carry_out(self, head: ShortHead, headers: HeaderPairs, body: bytes) -> bool:
+        """Begin a short request, and wait for its answer. Return False if nothing was done."""
+        assert self.short_requests is not None
+        cycle = _ShortCycle(self)
+        peer = self.client[0] if self.client else ""
+        if not self.short_requests.begin(head, headers, body, peer, self.identity, cycle.answer):
+            return False
         self.cycle = cycle  # type: ignore[assignment]  # has all that is asked of one that is not started
         self._unanswered.append(cycle)
         return True
@@ -456,7 +484,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._watch_answer()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         if self._unanswered:

@@ -12,12 +12,14 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ingest_api.content_types import METADATA_TYPES
 from ingest_api.errors import http_error, shown_message
 from logstore.broker.admission import Reservation
 from logstore.broker.produce.batcher import RecordPlaces
 from logstore.broker.produce.result import NO_OFFSET, ProduceResult
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
+from logstore.records import native
 
 _PIECE_BYTES = 256 * 1024
 # For fewer records, an object for each costs less than the steps over columns.
@@ -43,17 +45,17 @@ class _Offsets(msgspec.Struct):
 _ENCODER = msgspec.json.Encoder()
 
 
+_CONTENT_TYPES = {media_type: (b"content-type", media_type.encode()) for media_type in METADATA_TYPES}
+
+
 class BytesResponse(Response):
-    """A Response with status 200 and a body of bytes, made in as few steps as possible."""
+    """A Response with status 200 and a body of bytes of one of METADATA_TYPES, made in as few steps as possible."""
 
     def __init__(self, body: bytes, media_type: str) -> None:
         self.status_code = 200
         self.body = body
         self.background = None
-        self.raw_headers = [
-            (b"content-length", b"%d" % len(body)),
-            (b"content-type", media_type.encode()),
-        ]
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), _CONTENT_TYPES[media_type]]
 
 
 class RecordsResponse(Response):
@@ -124,16 +126,21 @@ def _told(error: LogStoreError) -> dict[str, Any]:
 
 
 def produced_offsets(result: ProduceResult) -> bytes:
-    """Return the bytes that ``offsets_of`` returns.
-
-    There is no Python object per record: every record's text has the same length, shorter numbers begin with spaces
-    (which JSON allows), and all texts are one matrix of bytes.
-    """
+    """Return the response that ``offsets_of`` returns, without a Python object per record."""
     partitions, offsets = result.places()
     if errors := result.errors():
         return offsets_of(partitions.tolist(), offsets.tolist(), errors)
+    if native.NATIVE is not None:
+        return b"".join((_OFFSETS_BEGIN, native.NATIVE.places_text(partitions, offsets), _OFFSETS_END))
     if result.count < _MATRIX_RECORDS_MIN:
         return offsets_of(partitions.tolist(), offsets.tolist())
+    return _matrix_of_places(result, offsets)
+
+
+def _matrix_of_places(result: ProduceResult, offsets: np.ndarray) -> bytes:
+    """Return the response without C: every record's text has the same length, shorter numbers begin with spaces (which
+    JSON allows), and all texts are one matrix of bytes.
+    """
     ranges = result.partitions
     partition_digits = len(str(max(produced.partition for produced in ranges)))
     offset_digits = len(str(max(produced.base_offset + produced.count - 1 for produced in ranges)))

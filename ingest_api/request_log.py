@@ -6,13 +6,11 @@ client that is gone is not an error.
 """
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from prometheus_client import Counter, Histogram
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -27,7 +25,7 @@ from ingest_api.errors import (
 from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, HeaderPairs, relayed_context, sane
 from logstore.broker.context import PLAINTEXT
 from logstore.errors import LogStoreError, RequestTimedOutError
-from logstore.observability import LOG_FIELDS, REQUEST_SECONDS, REQUESTS, client_label
+from logstore.observability import LOG_FIELDS, REQUESTS, client_label
 
 log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
@@ -76,6 +74,7 @@ class RequestLog:
                 exchange.raw_path,
                 exchange.status,
                 exchange.sent_bytes,
+                arrival.request_id,
                 arrival.client_id,
                 answered - began,
             )
@@ -108,7 +107,11 @@ class RequestLog:
         except (asyncio.CancelledError, Exception) as error:
             later = come_back_later(exchange.scope, error) if isinstance(error, LogStoreError) else None
             answer = later or error_answer(
-                error, exchange.arrival.method, exchange.raw_path, exchange.arrival.request_id
+                error,
+                exchange.arrival.method,
+                exchange.raw_path,
+                exchange.arrival.request_id,
+                exchange.arrival.client_id,
             )
             begun = exchange.status != 0
             if not begun:
@@ -155,7 +158,7 @@ def log_fields(request_id: str, client_id: str) -> dict[str, str]:
     return {"request_id": request_id, "client_id": client_id} if client_id else {"request_id": request_id}
 
 
-def error_answer(error: BaseException, method: str, raw_path: str, request_id: str) -> Response:
+def error_answer(error: BaseException, method: str, raw_path: str, request_id: str, client_id: str) -> Response:
     """Return the response for the error of a request. An error that nothing below expected is logged."""
     if isinstance(error, LogStoreError):
         return log_store_error_response(error)
@@ -165,16 +168,23 @@ def error_answer(error: BaseException, method: str, raw_path: str, request_id: s
         return log_store_error_response(
             RequestTimedOutError("The store is stopping; whether the request was carried out is unknown.")
         )
-    log.error("http.unexpected_error", method=method, path=raw_path, exc_info=error)
+    fields = log_fields(request_id, client_id)
+    log.error("http.unexpected_error", method=method, path=raw_path, exc_info=error, **fields)
     return error_response(INTERNAL_ERROR, f"Internal error. The server's log has it under request id {request_id!r}.")
 
 
 def record_response(
-    method: str, route: str, raw_path: str, status: int, sent_bytes: int, client_id: str, seconds: float
+    method: str,
+    route: str,
+    raw_path: str,
+    status: int,
+    sent_bytes: int,
+    request_id: str,
+    client_id: str,
+    seconds: float,
 ) -> None:
     """Record the response in the metrics and in the log."""
-    _requests(method, route, status, client_label(client_id)).inc()
-    _request_seconds(method, route).observe(seconds)
+    REQUESTS.answered(method, route, str(status), client_label(client_id) if client_id else "", seconds)
     # When a client stops reading, as every consumer does in the middle of a long poll, no outcome is unknown.
     stopped_reading = status == _CLIENT_CLOSED_REQUEST and (method == "GET" or route in _READING_ROUTES)
     quiet = status < 400 or stopped_reading
@@ -188,14 +198,5 @@ def record_response(
         status=status,
         bytes=sent_bytes,
         milliseconds=round(seconds * 1000, 3),
+        **log_fields(request_id, client_id),
     )
-
-
-@functools.lru_cache(4096)
-def _requests(method: str, route: str, status: int, client: str) -> Counter:
-    return REQUESTS.labels(method, route, str(status), client)
-
-
-@functools.lru_cache(1024)
-def _request_seconds(method: str, route: str) -> Histogram:
-    return REQUEST_SECONDS.labels(method, route)

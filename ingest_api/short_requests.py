@@ -12,29 +12,30 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import httptools
+import msgspec
 from starlette.responses import Response
 
 from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.parameters import partition_number
 from ingest_api.record_responses import BytesResponse, common_error, offsets_of
-from ingest_api.request_log import error_answer, log_fields, record_response
-from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
+from ingest_api.request_log import error_answer, record_response
+from ingest_api.routers.produce import HEADERS_READ, decode_small, read_head
 from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
 from logstore.broker.context import INTERNAL, ConnectionIdentity
-from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces, ToColumns
+from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces
 from logstore.errors import LogStoreError
-from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig
 
 _PRODUCE: Final = ("/topics/{topic}", "/topics/{topic}/partitions/{partition}")
 _LENGTH: Final = b"content-length"
+_HEAD_END: Final = b"\r\n\r\n"
 # A request with one of these headers is left to the application, whatever their values.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     TOPIC_ID_HEADER,
@@ -48,6 +49,9 @@ _HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
 _OWN_REQUEST_ID: Final = (REQUEST_ID, b"")
 _HEADS_CACHED: Final = 256
 _HEAD_CACHED_BYTES_MAX: Final = 512
+_KNOWN_HEAD_BYTES_MAX: Final = 1024
+#: A longer request is not looked up by the bytes of its head.
+WHOLE_BYTES_MAX: Final = _KNOWN_HEAD_BYTES_MAX + len(_HEAD_END) + SMALL_REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,15 @@ class ShortHead:
     response_type: str
     client_id: str
     has_request_id: bool
-    to_columns: Callable[[TopicConfig], ToColumns]
+    string_keys: Callable[[TopicConfig], bool]
+
+
+class KnownHead(NamedTuple):
+    """A head as the parser has read it: all that the guard is given. ``length`` is that of the body."""
+
+    head: ShortHead
+    headers: HeaderPairs
+    length: int
 
 
 class ShortRequests:
@@ -79,6 +91,8 @@ class ShortRequests:
         self._find_route = find_route
         self._guard = guard
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
+        # By the bytes of a head, the oldest first.
+        self._known: dict[bytes, KnownHead] = {}
 
     def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
         """Return the head of a POST of HTTP/1.1; None if the request is not short."""
@@ -116,7 +130,8 @@ class ShortRequests:
         client_id = sane(headers, CLIENT_ID)
         has_request_id = _OWN_REQUEST_ID in headers
         return ShortHead(
-            found,
+            # The batcher asks for the permission to write the topic, in the same step as the guard.
+            found._replace(names=()),
             parsed.path.decode("ascii"),
             partition,
             head.acks,
@@ -124,8 +139,27 @@ class ShortRequests:
             head.response_type,
             client_id,
             has_request_id,
-            head.to_columns,
+            head.string_keys,
         )
+
+    def known(self, data: bytes) -> tuple[KnownHead, bytes] | None:
+        """Return the head and the body of a whole request whose head was remembered; else None."""
+        head, _, body = data.partition(_HEAD_END)
+        known = self._known.get(head)
+        return (known, body) if known is not None and len(body) == known.length else None
+
+    def remember(self, head: ShortHead, headers: HeaderPairs, data: bytes, body: bytes) -> None:
+        """Remember a head, so that a request that begins with the same bytes is not parsed.
+
+        ``data`` was received while the parser awaited a request, and it was one request with this head and ``body``.
+        Producers send the same heads again and again, unless a head has an id of its own.
+        """
+        sent, _, rest = data.partition(_HEAD_END)
+        if head.has_request_id or rest != body or len(sent) > _KNOWN_HEAD_BYTES_MAX:
+            return
+        if len(self._known) == _HEADS_CACHED:
+            del self._known[next(iter(self._known))]
+        self._known[sent] = KnownHead(head, tuple(headers), len(body))
 
     def begin(
         self,
@@ -147,10 +181,11 @@ class ShortRequests:
         try:
             # INTERNAL is enough, because the client learns nothing here: its permission is checked below.
             topic = state.broker.topics.served.topic(INTERNAL, head.found.path_parameters["topic"])
-            records = decode_small(topic, head.partition, body)
-            if records is None:
+            small = decode_small(topic, head.partition, body, string_keys=head.string_keys(topic.config))
+            if small is None:
                 return False
-            reservation = state.requests.reserve(held_bytes(body, records))
+            records, to_columns, held_bytes = small
+            reservation = state.requests.reserve(held_bytes)
         except LogStoreError:
             return False
         request_id = self._guard.request_id_of(headers) if head.has_request_id else self._guard.new_request_id()
@@ -163,7 +198,7 @@ class ShortRequests:
                 context,
                 topic,
                 records,
-                head.to_columns(topic.config),
+                to_columns,
                 partition=head.partition,
                 acks=head.acks,
                 num_bytes=len(body),
@@ -175,8 +210,7 @@ class ShortRequests:
         return True
 
 
-@dataclass(slots=True)
-class _ShortRequest:
+class _ShortRequest(msgspec.Struct):
     head: ShortHead
     request_id: str
     reservation: Reservation
@@ -186,21 +220,21 @@ class _ShortRequest:
     def told(self, places: RecordPlaces | None, error: BaseException | None) -> None:
         head = self.head
         self.reservation.release()
-        token = LOG_FIELDS.set(log_fields(self.request_id, head.client_id))
-        try:
-            response: Response
-            if places is not None:
-                error = common_error(places)
-            if places is not None and error is None:
-                response = BytesResponse(offsets_of(*places), head.response_type)
-            else:
-                assert error is not None
-                response = error_answer(error, "POST", head.path, self.request_id)
-            self.answer(response, self.request_id.encode())
-            seconds = time.perf_counter() - self.began
-            size = len(response.body)
-            record_response(
-                "POST", head.found.route.path, head.path, response.status_code, size, head.client_id, seconds
-            )
-        finally:
-            LOG_FIELDS.reset(token)
+        response: Response
+        if places is not None and (not places.errors or (error := common_error(places)) is None):
+            offsets = offsets_of(places.partitions, places.offsets, places.errors)
+            response = BytesResponse(offsets, head.response_type)
+        else:
+            assert error is not None
+            response = error_answer(error, "POST", head.path, self.request_id, head.client_id)
+        self.answer(response, self.request_id.encode())
+        record_response(
+            "POST",
+            head.found.route.path,
+            head.path,
+            response.status_code,
+            len(response.body),
+            self.request_id,
+            head.client_id,
+            time.perf_counter() - self.began,
+        )

@@ -44,21 +44,22 @@ _PARTITION_GAUGES = (
     _Gauge("logstore_partition_segments", "Parquet files that the Delta table names."),
     _Gauge("logstore_partition_unsealed_records", "Records not yet in Delta: journal only."),
     _Gauge("logstore_partition_unsealed_bytes", "Bytes of the journal that are not yet in Delta."),
-    _Gauge("logstore_partition_unsealed_seconds", "How long the oldest un-sealed record has been waiting.", max),
+    _Gauge("logstore_partition_unsealed_seconds", "How long the oldest un-sealed record has waited for a roll.", max),
 )
 _GROUP_GAUGES = (
     _Gauge(
-        "logstore_group_lag", "Offsets from the group's commit, or the log start without one, to the high watermark."
+        "logstore_group_lag",
+        "Offsets from the group's committed offset, or from the log start if there is none, to the high watermark.",
     ),
 )
 
 _FOLLOWER_GAUGES = (
     _Gauge(
         "logstore_replica_lag_records",
-        "Records that the follower has yet to fetch, of the partition with most.",
+        "Records that the follower has yet to fetch, in the partition with the most of them.",
         max,
     ),
-    _Gauge("logstore_replica_lag_seconds", "For how long a replica of the follower has not had everything.", max),
+    _Gauge("logstore_replica_lag_seconds", "For how long a replica of the follower has been behind.", max),
 )
 
 #: Labels, as text, and the values of gauges.
@@ -113,10 +114,10 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
     problems = broker.topics.problems.all(context)
     is_controller = broker.controller_id == broker.broker_id
     single = (
-        ("logstore_active_controller_count", "1 at the broker that decides who leads, else 0.", "", is_controller),
+        ("logstore_active_controller_count", "1 at the broker that elects leaders, else 0.", "", is_controller),
         (
             "logstore_offline_partitions_count",
-            "Partitions of the cluster without a leader; the controller tells them, others say 0.",
+            "Partitions of the cluster without a leader; the controller reports them, other brokers report 0.",
             "",
             all_of_them.unavailable if is_controller else 0,
         ),
@@ -134,7 +135,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
         ),
         ("logstore_partition_count", "Partitions of which this broker has a replica.", "", replicas),
         ("logstore_leader_count", "Partitions that this broker leads.", "", led.partitions),
-        ("logstore_build_info", "Which release this is; always 1.", _labels(version=__version__), 1),
+        ("logstore_build_info", "Always 1; the label is the release.", _labels(version=__version__), 1),
         ("logstore_ready", "1 if appends are taken, else 0.", "", broker.not_ready_reason is None),
         ("logstore_journal_max_bytes", "The setting journal.max.bytes.", "", broker.settings.journal_max_bytes),
         (
@@ -143,7 +144,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
             "",
             broker.journal.needed_bytes,
         ),
-        ("logstore_topics", "Topics, internal ones too.", "", len(topics)),
+        ("logstore_topics", "Topics, including internal ones.", "", len(topics)),
         ("logstore_partitions", "Partitions of all topics.", "", sum(len(rows) for _, rows in topics)),
         ("logstore_groups", "Consumer groups that have committed something.", "", len(lags)),
     )
@@ -151,12 +152,12 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
         (
             "logstore_isr_shrinks_total",
             "How often this leader took replicas out of an ISR.",
-            broker.replicas.isr_shrinks,
+            broker.replica_manager.isr_shrinks,
         ),
         (
             "logstore_isr_expands_total",
             "How often this leader took replicas into an ISR.",
-            broker.replicas.isr_expands,
+            broker.replica_manager.isr_expands,
         ),
     )
     return Observed(
@@ -174,7 +175,11 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
 
 def render(observed: Observed) -> bytes:
     """Return the numbers in Prometheus' text format. prometheus_client would take ten times as long."""
-    problems = (_Gauge("logstore_topic_problems", "Topics and partitions that are not served whole; doctor says why."),)
+    problems = (
+        _Gauge(
+            "logstore_topic_problems", "Topics and partitions that are not served completely; doctor shows the reasons."
+        ),
+    )
     lines: list[str] = []
     for name, help_text, labels, value in observed.single:
         lines += _family(_Gauge(name, help_text), 0, [(labels, (value,))])

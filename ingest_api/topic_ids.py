@@ -18,14 +18,14 @@ _IN_SCOPE: Final = "logstore.topic_id"
 HEADER_PARAMETER: Final[dict[str, Any]] = {
     "name": TOPIC_ID,
     "in": "header",
-    "description": "The topic that is meant, by the id that GET /topics/{topic} and the answers here give. If the name "
-    "belongs to another one by now the answer is 404, 40406, and nothing was stored.",
+    "description": "The id of the topic that is meant, as GET /topics/{topic} and the responses here give it. If "
+    "the name belongs to another topic by now, the response is 404, 40406, and nothing is stored.",
     "schema": {"type": "string", "format": "uuid"},
 }
 RESPONSE_HEADERS: Final = {
     TOPIC_ID: {
         "schema": {"type": "string", "format": "uuid"},
-        "description": "Of the topic; another one than before: it was deleted and made again.",
+        "description": "The id of the topic. If it differs from before, the topic was deleted and created again.",
     }
 }
 

@@ -34,7 +34,7 @@ WITHOUT_MEANING: Mapping[tuple[str, ...], str] = {
     ("log.flush.*",): "every acknowledgement is synced",
     ("log.index.*",): "there are no index files: Parquet and the Delta log have the indexes",
     ("log.preallocate",): "segments are written whole",
-    ("log.roll.jitter.ms", "log.roll.jitter.hours"): "a roll is one commit of a topic, and rolls take turns",
+    ("log.roll.jitter.ms", "log.roll.jitter.hours"): "a roll commits one topic, and rolls run one after the other",
     ("log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.*"): "key compaction has no buffers of a fixed size",
     ("log.message.timestamp.*.max.ms",): "timestamps are not bounded",
     ("log.message.format.version", "log.message.downconversion.enable"): "there is one format of records",

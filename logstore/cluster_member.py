@@ -1,4 +1,4 @@
-"""The parts of a store that only a broker of a cluster has: coordinator, listener for other brokers, connections to
+"""The parts of a store that only a broker of a cluster has: cluster state, listener for other brokers, connections to
 them.
 
 It is imported only with ``zookeeper.connect``. The listener's socket is bound before the broker registers, because the
@@ -27,7 +27,7 @@ from logstore.settings import Settings
 
 
 class ClusterMember:
-    """A broker's membership in a cluster. ``start`` it before the coordinator starts, ``open`` it when the store has
+    """A broker's membership in a cluster. ``start`` it before the cluster_state starts, ``open`` it when the store has
     started, ``stop`` it after the store has stopped.
     """
 
@@ -43,16 +43,16 @@ class ClusterMember:
     ) -> None:
         self._settings = settings
         options = PeerOptions.of(settings, network)
-        self.coordinator = ZooKeeperClusterState.of(
+        self.cluster_state = ZooKeeperClusterState.of(
             settings, filesystem, url=url, kafka=kafka, clock=clock, make_client=make_client or kazoo_client
         )
-        self._listener = PeerListener(self.coordinator, options)
-        self._peers = Peers(self.coordinator, options, self._address_of)
+        self._listener = PeerListener(self.cluster_state, options)
+        self._peers = Peers(self.cluster_state, options, self._address_of)
         self._http = PeerHttp(self._peers.open_http)
         self.links = Links(self._peers.connect, self._peers, self._http)
 
     def _address_of(self, broker_id: int) -> str | None:
-        broker = self.coordinator.view.brokers.get(broker_id)
+        broker = self.cluster_state.view.brokers.get(broker_id)
         return None if broker is None else broker.registration.peer
 
     async def start(self) -> None:
@@ -65,7 +65,7 @@ class ClusterMember:
                 f"cannot listen on {settings.host}:{settings.inter_broker_port} for other brokers: "
                 f"{error.strerror or error}; choose another inter.broker.port (0 takes a free one)"
             ) from error
-        self.coordinator.registration.advertise(self._listener.address)
+        self.cluster_state.registration.advertise(self._listener.address)
 
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
         """Serve clients and other brokers, and forward the requests that other brokers must answer."""

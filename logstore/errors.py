@@ -19,7 +19,7 @@ class LogStoreError(Exception):
     kafka_code: ClassVar[int] = -1
     retriable: ClassVar[bool] = False
     #: True if the program has had it already, from a delivery or in a callback.
-    told = False
+    was_raised = False
 
     @property
     def message(self) -> str:

@@ -4,10 +4,10 @@ With ``zookeeper.connect`` it is a broker of a cluster: it registers with the ad
 stops it hands its partitions to other leaders (``controlled.shutdown.enable``). Only then is any ZooKeeper code
 imported.
 
-The parts from the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy
-port touches no data) and responds from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT
-end the node from the top down: requests in flight finish, the broker seals its records, and the process ends with 0.
-Jobs, if wanted, run in a separate process from the announcement until the store begins to stop.
+The parts from the bottom up: settings, cluster state, broker, consumer groups, listeners. The socket comes first (a
+busy port touches no data) and responds from then on; ``listening on`` is printed when the store is ready. SIGTERM and
+SIGINT end the node from the top down: requests in flight finish, the broker seals its records, and the process ends
+with 0. Jobs, if wanted, run in a separate process from the announcement until the store begins to stop.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Store:
     """The parts of a store that listeners use."""
 
-    coordinator: ClusterState
+    cluster_state: ClusterState
     broker: Broker
     groups: GroupCoordinator
     #: The broker's membership in a cluster; None on one node.
@@ -101,9 +101,9 @@ async def running_store(
     filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
         member: ClusterMember | None = None
-        coordinator: ClusterState
+        cluster_state: ClusterState
         if settings.zookeeper_connect is None:
-            coordinator = EmbeddedClusterState(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
+            cluster_state = EmbeddedClusterState(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
         else:
             if new_journal:
                 raise InvalidConfigError(
@@ -111,16 +111,16 @@ async def running_store(
                     "ISRs by itself, and copies its partitions from their leaders."
                 )
             member = _cluster_member(settings, filesystem, clock, url, kafka, network, zookeeper, tls)
-            coordinator = member.coordinator
+            cluster_state = member.cluster_state
             await member.start()
             at_end.push_async_callback(member.stop)
         opened = OpenedJournal(settings, filesystem, clock, recent_bytes=0 if member is None else RECENT_FRAMES_BYTES)
         at_end.callback(opened.release)  # a start may fail between the two
-        await coordinator.start(opened.read)
-        at_end.push_async_callback(coordinator.stop)
+        await cluster_state.start(opened.read)
+        at_end.push_async_callback(cluster_state.stop)
         broker = await Broker.start(
             settings,
-            coordinator,
+            cluster_state,
             opened,
             authorizer,
             quotas,
@@ -130,7 +130,7 @@ async def running_store(
         )
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker, clock=clock))
-        yield Store(coordinator, broker, groups, member)
+        yield Store(cluster_state, broker, groups, member)
 
 
 def _cluster_member(
@@ -248,7 +248,7 @@ async def run(
         if not is_loopback(host):
             log.warning(
                 "node.open_to_others",
-                reason=f"whoever reaches {host} may read, write and delete everything: there is no authentication",
+                reason=f"anyone who reaches {host} may read, write and delete everything: there is no authentication",
             )
     advertised = None if kafka is None else settings.kafka_advertised(kafka.getsockname()[1])
     kafka_address = None if advertised is None else address_of(*advertised)
@@ -261,7 +261,7 @@ async def run(
         log.warning(
             "node.kafka_on_loopback",
             address=kafka_address,
-            reason="Kafka's clients on other machines are told this address of the broker: set kafka.listeners",
+            reason="Kafka's clients on other machines get this address of the broker: set kafka.listeners",
         )
     url = url_of(listening, settings.host, is_tls=settings.http_tls)
     authorizer, quotas = Authorizer(), Quotas()
@@ -287,7 +287,7 @@ async def run(
                 else:
                     store.member.open(listener, store.broker, store.groups)
                 if settings.zookeeper_connect is not None and settings.controlled_shutdown_enable:
-                    stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
+                    stop.hand_over = functools.partial(store.cluster_state.hand_over, _HAND_OVER_S)
                 try:
                     if not listener.is_stopping:  # not announced if it was asked to stop while it started
                         if shared_port is not None:
@@ -318,7 +318,7 @@ async def _kafka_clients(
     if listening is None or advertised is None:
         yield
         return
-    kafka_store = KafkaStore(settings, store.broker, store.groups, store.coordinator, advertised)
+    kafka_store = KafkaStore(settings, store.broker, store.groups, store.cluster_state, advertised)
     kafka = KafkaListener(kafka_store, lambda: http.connection_count, tls if settings.kafka_is_tls else None)
     http.count_also(lambda: kafka.connection_count)
     await kafka.open(listening)
@@ -337,7 +337,7 @@ def _shared_socket(settings: Settings, port: int) -> socket.socket:
         return shared_socket(settings.host, port, _socket_buffers(settings))
     except OSError as error:
         raise InvalidConfigError(
-            f"port {port} of all brokers on {settings.host} cannot be had: {error.strerror or error}"
+            f"port {port} of all brokers on {settings.host} cannot be used: {error.strerror or error}"
         ) from error
 
 

@@ -1,10 +1,15 @@
-"""Settings of the server process's allocators: the process is small and gives memory back after a burst."""
+"""Keeps the server process small: it sets the allocators to give memory back after a burst, and hides a package that
+the server does not need.
+"""
 
 import contextlib
 import ctypes
 import os
 import platform
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Final
 
 from logstore.limits import MIB
@@ -35,3 +40,22 @@ def tune_allocators() -> None:
             mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
             mallopt(_M_ARENA_MAX, _ARENAS)
             mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+class _WithoutPandas(PathFinder):
+    """Finds what is installed, except pandas."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return None if fullname == "pandas" else super().find_spec(fullname, path, target)
+
+
+def hide_pandas() -> None:
+    """Let Python not find pandas. Call it before pyarrow makes its first array, which imports pandas if it is there.
+
+    This holds for the whole process, so only a process that is nothing but a server may call it.
+    """
+    # A None in ``sys.modules`` would be shorter, but Cython's ``import``, and so pyarrow's, takes it for the module.
+    sys.meta_path[:] = [_WithoutPandas if finder is PathFinder else finder for finder in sys.meta_path]

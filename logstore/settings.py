@@ -73,41 +73,41 @@ class Settings(BaseSettings):
     port: int = Field(8082, ge=0, le=65_535, description="Port of the HTTP server; 0 takes a free one.")
     allowed_hosts: tuple[str, ...] = Field(
         (),
-        description="Names by which clients may call the store (`Host`), for one port or for all: a list, or separated "
-        "by commas. IP addresses, `localhost` and `host` are always taken; this machine's own names too, unless `host` "
-        "is a loopback address.",
+        description="Names by which clients may call the store (`Host`), for one port or for all: a list, or "
+        "separated by commas. IP addresses, `localhost` and `host` are always accepted; so are this "
+        "machine's own names, unless `host` is a loopback address.",
     )
     broker_id: int = Field(0, ge=0, le=2**31 - 1, description="This broker's id; names its part of the data directory.")
     journal_roll_ms: int = Field(
         3_600_000,
         ge=1_000,
-        description="A journal file that has records is replaced after this time. What is in a table by then is in no "
-        "journal file afterwards, and what is not is copied into the new one.",
+        description="A journal file that has records is replaced after this time. Records that are in a table by "
+        "then are in no journal file afterwards; all others are copied into the new file.",
     )
     journal_max_bytes: int = Field(
         4 * GIB,
         ge=1,
-        description="Bytes that the journal may hold. Beyond that, produce is answered 429 until a roll is done.",
+        description="Bytes that the journal may hold. Beyond that, produce requests get 429 until a roll has finished.",
     )
     journal_topic_max_bytes: int | None = Field(
         None,
         ge=1,
-        description="Bytes that the journal may hold of one topic. Beyond that, produce to it is answered 429. "
-        "Default: a quarter of `journal.max.bytes`.",
+        description="Bytes that the journal may hold for one topic. Beyond that, produce requests to the topic "
+        "get 429. Default: a quarter of `journal.max.bytes`.",
     )
     queued_max_request_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of requests in flight, and the same number of bytes of answers. Beyond that the answer is "
-        "429.",
+        description="The most bytes of requests in flight; the same limit applies to the bytes of responses. "
+        "Beyond that, requests get 429.",
     )
     max_request_size: int = Field(64 * MIB, ge=1, le=GIB, description="Largest request body, after inflation.")
     max_connections: int = Field(
         10_000,
         ge=1,
-        description="Connections at once, over HTTP and of Kafka's clients together; a further one is answered 503, or "
-        "closed. At most three quarters of the files that the "
-        "process may have open (`ulimit -n`): the others are for the log.",
+        description="The most connections at once, of HTTP and of Kafka's clients together; a further one gets "
+        "503, or is closed. At most three quarters of the files that the process may open (`ulimit "
+        "-n`) are used for them; the log needs the others.",
     )
     connections_max_idle_ms: int = Field(
         60_000,
@@ -118,24 +118,25 @@ class Settings(BaseSettings):
     request_head_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="How long the request line and the headers may take from their first byte; then the answer is 408.",
+        description="How long the request line and the headers may take from their first byte; after that the "
+        "response is 408.",
     )
     request_body_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="In every interval of this length the client must send 1 KiB of the body for each second, or its "
-        "end; otherwise the answer is 408.",
+        description="In every interval of this length the client must send 1 KiB of the body for each second, or "
+        "the end of the body; otherwise the response is 408.",
     )
     response_timeout_ms: int = Field(
         60_000,
         ge=1,
-        description="Within twice this time a client must read 1 KiB of its answer for each second of this time, or "
-        "the rest of it; otherwise the connection is closed.",
+        description="Within twice this time a client must read 1 KiB of the response for each second of this "
+        "time, or all that is left of it; otherwise the connection is closed.",
     )
     max_event_streams: int = Field(
         2_000,
         ge=1,
-        description="Streams of events (`GET /topics/{topic}/events`) at once; a further one is answered 429.",
+        description="The most streams of events (`GET /topics/{topic}/events`) at once; a further one gets 429.",
     )
     event_stream_keepalive_ms: int = Field(
         15_000,
@@ -153,12 +154,13 @@ class Settings(BaseSettings):
         8,
         ge=1,
         le=PARTITIONS_PER_TOPIC_MAX,
-        description="Partitions of the topic of group offsets. Read when the first offset is committed.",
+        description="Partitions of the topic of group offsets. The setting is read when the first offset is committed.",
     )
     offsets_retention_minutes: int = Field(
         10_080,
         ge=1,
-        description="Minutes that a group without members keeps an offset, after its commit or its last member's end.",
+        description="Minutes that a group without members keeps an offset, from its commit or from when the last "
+        "member left.",
     )
     offsets_retention_check_interval_ms: int = Field(
         600_000, ge=1, description="Pause between two searches for expired offsets of groups."
@@ -193,7 +195,7 @@ class Settings(BaseSettings):
     max_consumer_instances: int = Field(
         1_000,
         ge=1,
-        description="Consumer instances (`POST /consumers/{group}`) at once; a further one is answered 429.",
+        description="The most consumer instances (`POST /consumers/{group}`) at once; a further one gets 429.",
     )
     consumer_instance_timeout_ms: int = Field(
         300_000, ge=1, description="Time without a request after which a consumer instance is removed."
@@ -215,8 +217,8 @@ class Settings(BaseSettings):
         16 * MIB,
         ge=1,
         le=FETCH_BYTES_MAX,
-        description="The most bytes of records in the answer to a poll of a consumer instance; the first record may "
-        "be larger. REST Proxy's default is 64 MiB.",
+        description="The most bytes of records in the response to a poll of a consumer instance; the first record "
+        "may be larger. REST Proxy's default is 64 MiB.",
     )
     producer_id_expiration_ms: int = Field(
         86_400_000,
@@ -229,13 +231,13 @@ class Settings(BaseSettings):
     )
     topic_defaults: dict[str, str] = Field(
         default_factory=dict,
-        description="The store's defaults of topic keys: the table `[topic]` in the file, and `broker_defaults`.",
+        description="The store's defaults for topic keys: the table `[topic]` in the file, and `broker_defaults`.",
     )
     # ---- Kafka's clients
     kafka_listeners: str = Field(
         "127.0.0.1:9092",
-        description="Address for Kafka's clients: `host:port`, with `PLAINTEXT://` before it or without, or "
-        "`SSL://host:port` for TLS; port 0 takes a free one. Empty: none. A port that is taken ends the start.",
+        description="Address for Kafka's clients: `host:port`, with or without `PLAINTEXT://`, or `SSL://host:port` "
+        "for TLS; port 0 takes a free one. Empty: no listener. The start fails if the port is in use.",
     )
     kafka_advertised_listeners: str | None = Field(
         None,
@@ -308,7 +310,7 @@ class Settings(BaseSettings):
     replica_socket_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="How long a broker waits for an answer of another one, or for any message on a connection, "
+        description="How long a broker waits for another broker's response, or for any message on a connection, "
         "before it closes the connection.",
     )
     replica_socket_receive_buffer_bytes: int = Field(
@@ -331,16 +333,16 @@ class Settings(BaseSettings):
         MIB,
         ge=1,
         le=FETCH_BYTES_MAX,
-        description="The most bytes of one partition in an answer to a follower; the first batch may be larger.",
+        description="The most bytes of one partition in a response to a follower; the first batch may be larger.",
     )
     replica_fetch_response_max_bytes: int = Field(
         10 * MIB,
         ge=1,
         le=GIB,
-        description="The most bytes of an answer to a follower; the first batch may be larger.",
+        description="The most bytes of a response to a follower; the first batch may be larger.",
     )
     replica_fetch_backoff_ms: int = Field(
-        1_000, ge=0, description="Pause of a follower after a fetch that failed, for the broker or the partition."
+        1_000, ge=0, description="Pause of a follower after a failed fetch, for the broker or for the partition."
     )
     replica_lag_time_max_ms: int = Field(
         30_000,
@@ -359,11 +361,11 @@ class Settings(BaseSettings):
         description="Pause between two passes of retention and vacuum; the first begins 30 s after the start at the "
         "latest. Un-sealed records that have expired by `retention.ms` are rolled after this time at the earliest.",
     )
-    log_cleaner_enable: bool = Field(default=True, description="Whether key compaction runs.")
+    log_cleaner_enable: bool = Field(default=True, description="Run key compaction.")
     log_cleaner_backoff_ms: int = Field(
         15_000, ge=0, description="Pause of key compaction when no topic is dirty enough."
     )
-    log_cleaner_threads: int = Field(1, ge=1, le=64, description="Topics that are compacted at once.")
+    log_cleaner_threads: int = Field(1, ge=1, le=64, description="How many topics are compacted at the same time.")
     log_cleaner_io_max_bytes_per_second: int | None = Field(
         None, ge=1, description="The most bytes that jobs read and write in a second. Default: no limit."
     )
@@ -403,10 +405,10 @@ class Settings(BaseSettings):
         description="Replicas of the topic of group offsets; fewer if there are fewer brokers when it is made.",
     )
     controlled_shutdown_enable: bool = Field(
-        default=True, description="Whether a broker hands its partitions to other leaders before it stops."
+        default=True, description="Hand a broker's partitions to other leaders before it stops."
     )
     auto_leader_rebalance_enable: bool = Field(
-        default=True, description="Whether the controller gives partitions back to their preferred leaders."
+        default=True, description="Let the controller give partitions back to their preferred leaders."
     )
     leader_imbalance_check_interval_seconds: int = Field(
         300, ge=1, description="Pause between two checks of preferred leaders by the controller."
@@ -415,7 +417,8 @@ class Settings(BaseSettings):
         10,
         ge=0,
         le=100,
-        description="A broker gets its partitions back when others lead more than this share of those that prefer it.",
+        description="A broker gets its partitions back when others lead more than this share of the partitions "
+        "that prefer it.",
     )
     # ---- readers elsewhere ----
     data_location: str | None = Field(
@@ -515,7 +518,7 @@ class Settings(BaseSettings):
             return None
         address = _kafka_address(value, port_min=1)
         if _without_protocol(address)[0] in _ALL_ADDRESSES:
-            raise ValueError("clients are told it: give a name or an address of this machine, and a port")
+            raise ValueError("clients connect to it: give a name or an address of this machine, and a port")
         return address
 
     @field_validator("cluster_secret")
@@ -727,7 +730,7 @@ def _kafka_address(value: str, port_min: int) -> str:
         raise ValueError("it takes one address")
     protocol, separator, rest = value.strip().rpartition("://")
     if protocol.upper().startswith("SASL_"):
-        raise ValueError(f"{protocol}:// is not there yet, it comes with authentication: it takes SSL, PLAINTEXT")
+        raise ValueError(f"{protocol}:// is not supported yet, it comes with authentication: it takes SSL, PLAINTEXT")
     if separator and protocol.upper() not in ("PLAINTEXT", "SSL"):
         raise ValueError(f"{protocol}:// is unknown: it takes PLAINTEXT://host:port, SSL://host:port, or host:port")
     found = _KAFKA_ADDRESS.fullmatch(rest)

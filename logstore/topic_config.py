@@ -125,7 +125,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         60_000,
         1,
         LONG_MAX,
-        "Roll when the oldest un-sealed record is this old: how fresh plain Delta readers see the topic.",
+        "Roll when the oldest un-sealed record is this old: plain Delta readers see a record after about this time.",
     ),
     _integer(
         "retention.ms",
@@ -172,7 +172,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         604_800_000,
         0,
         LONG_MAX,
-        "Wait between removing a file from the table and deleting it from storage, for readers of older snapshots.",
+        "How long a file that was removed from the table stays on storage, for readers of older snapshots.",
     ),
     _integer(
         "max.message.bytes",
@@ -197,7 +197,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
     _choice(
         "message.timestamp.type",
         ("CreateTime", "LogAppendTime"),
-        "The clock of a record's timestamp: the producer's, or the broker's at the append.",
+        "The clock that gives a record its timestamp: the producer's, or the broker's at the append.",
     ),
     _choice(
         "key.format",
@@ -212,15 +212,15 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         600_000,
         0,
         LONG_MAX,
-        "How long a request with an `Idempotency-Key` is remembered. A retry within this time gets the same answer "
-        "and is stored once.",
+        "How long a request with an `Idempotency-Key` is remembered. A retry within this time gets the same "
+        "response, and its records are not stored again.",
     ),
     _integer(
         "idempotency.keys.max",
         100_000,
         0,
         INT_MAX,
-        "How many idempotency keys a partition remembers. Beyond that, requests with a new key are answered 429.",
+        "How many idempotency keys a partition remembers. Beyond that, requests with a new key get 429.",
     ),
     _integer(
         "min.insync.replicas",
@@ -232,7 +232,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
     ),
     _flag(
         "unclean.leader.election.enable",
-        "Whether a replica that is not in sync may become leader if no other can; acknowledged records may be lost.",
+        "Let a replica that is not in sync become leader if no other can; acknowledged records may be lost.",
     ),
 )
 

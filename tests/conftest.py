@@ -26,6 +26,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+from logstore.records import native
 from tests.support import examples
 from tests.support.process_logging import logging_put_back
 
@@ -70,6 +71,17 @@ def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def logging_of_its_own() -> Iterator[None]:
     """Restore the process's logging after a test that sets it up."""
     with logging_put_back():
+        yield
+
+
+@pytest.fixture(scope="module", params=["with C", "without C"])
+def with_and_without_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the tests of a module with the library of ``logstore.records``, if there is one, and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "without C":
+            patch.setattr(native, "NATIVE", None)
+        elif native.NATIVE is None:
+            pytest.skip("there is no C compiler")
         yield
 
 

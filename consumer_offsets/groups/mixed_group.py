@@ -166,7 +166,7 @@ class MixedGroup(ConsumerGroup):
                 )
         self._arm_session(member, now_ms)
         if self.epoch > member.member_epoch and member.state != MemberState.UNREVOKED_PARTITIONS:
-            raise self._told_to_rejoin(member, now_ms)
+            raise self._rejoin_error(member, now_ms)
         self._out.cancel(REBALANCE + member.member_id)
         partitions = tuple(
             (topic.topic, partition)
@@ -183,7 +183,7 @@ class MixedGroup(ConsumerGroup):
             member, _ = self._require_classic(event.member_id, event.group_instance_id, event.generation)
             self._arm_session(member, now_ms)
             if self._has_a_step_to_make(member):
-                error = self._told_to_rejoin(member, now_ms)
+                error = self._rejoin_error(member, now_ms)
         except LogStoreError as refused:
             error = refused
         self._out.answer(event.request, HeartbeatResponse(error))
@@ -199,7 +199,7 @@ class MixedGroup(ConsumerGroup):
         missing = self._targets.get(member.member_id, NOTHING) - member.assigned
         return member.state == MemberState.UNRELEASED_PARTITIONS and not missing & self._owners.keys()
 
-    def _told_to_rejoin(self, member: ConsumerMember, now_ms: int) -> LogStoreError:
+    def _rejoin_error(self, member: ConsumerMember, now_ms: int) -> LogStoreError:
         self._out.arm_if_absent(REBALANCE + member.member_id, now_ms + member.rebalance_timeout_ms)
         return RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
 

@@ -26,7 +26,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 _TIMEOUT_MS: Final = 30_000
 _LOOK_S: Final = 1.0
-_TELL_S: Final = 0.005
+_NOTIFY_S: Final = 0.005
 
 
 class ConsumerInstances:
@@ -41,7 +41,7 @@ class ConsumerInstances:
         self._creating = 0
         self._looking: asyncio.Task[None] | None = None
         self._topics_changed = False
-        self._telling: asyncio.Task[None] | None = None
+        self._notifying: asyncio.Task[None] | None = None
         #: The instances that are being removed after their time-out.
         self._removing: dict[ConsumerInstance, asyncio.Task[None]] = {}
 
@@ -52,7 +52,7 @@ class ConsumerInstances:
     async def close(self) -> None:
         """Stop without leaving the groups: after a restart the instances continue."""
         self._shards.listeners.remove(self._on_shard)
-        ending = [task for task in (self._looking, self._telling, *self._removing.values()) if task is not None]
+        ending = [task for task in (self._looking, self._notifying, *self._removing.values()) if task is not None]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -63,20 +63,20 @@ class ConsumerInstances:
     def topics_changed(self) -> None:
         """Make all instances look at topics that were made, were deleted or have grown."""
         self._topics_changed = True
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._tell_of_topics())
+        if self._notifying is None or self._notifying.done():
+            self._notifying = asyncio.get_running_loop().create_task(self._notify_instances())
 
-    async def _tell_of_topics(self) -> None:
+    async def _notify_instances(self) -> None:
         """Let each instance look at what its pattern matches now. The event loop does other work in between."""
         clock = self._home.clock
         while self._topics_changed:
             self._topics_changed = False
-            end = clock.monotonic() + _TELL_S
+            end = clock.monotonic() + _NOTIFY_S
             for instance in list(self._instances.values()):
                 instance.topics_changed()
                 if clock.monotonic() > end:
                     await asyncio.sleep(0)
-                    end = clock.monotonic() + _TELL_S
+                    end = clock.monotonic() + _NOTIFY_S
 
     async def create(self, context: RequestContext, group: str, name: str | None, config: InstanceConfig) -> str:
         """Create an instance, and return its name: ``name``, or a new one for None.

@@ -135,11 +135,11 @@ class InstanceMember:
             except Exception as error:
                 log.exception("instance.member_failed", group=self._group)
                 failure = LogStoreError(f"The group cannot be followed: {error!r}")
-            self._tell(todo, answer, failure)
+            self._take_outcome(todo, answer, failure)
             if membership.wants_poll:
                 self._woken()
 
-    def _tell(self, todo: Todo, answer: object, failure: LogStoreError | None) -> None:
+    def _take_outcome(self, todo: Todo, answer: object, failure: LogStoreError | None) -> None:
         now = self._clock.monotonic()
         try:
             if failure is None:

@@ -77,7 +77,7 @@ async def describe_cluster(request: Request, context: Context, broker: StoreBrok
 async def list_partitions(
     context: Context, broker: StoreBroker, query: Annotated[PartitionsQuery, Query()]
 ) -> PartitionReplicasList:
-    """Leaders and replicas of partitions of all topics, internal ones too: whole topics, a page at a time."""
+    """List leaders and replicas of all partitions, also of internal topics: whole topics, a page at a time."""
     size, found, following = page_size(query), list[PartitionReplicas](), None
     topics = [
         one for one in broker.topics.served.all(context, include_internal=True) if one.name > (query.page_token or "")
@@ -102,7 +102,7 @@ async def list_partitions(
 @router.post(
     "/cluster/elect-leaders",
     operation_id="electLeaders",
-    response_description="How each election ended.",
+    response_description="The result of each election.",
     responses=refusals(503),
 )
 @requires(Operation.ALTER, ResourceType.CLUSTER, target=Target.CONTROLLER)

@@ -35,7 +35,7 @@ ErasureId = Annotated[str, Path(alias="erasure", description="Id of the erasure.
     "/topics/{topic}/erasures",
     operation_id="eraseRecords",
     status_code=202,
-    response_description="The erasure has begun. It goes on whatever happens to the client or the broker.",
+    response_description="The erasure has begun. It continues whatever happens to the client or the broker.",
     responses=refusals(400, 503),
 )
 @requires(Operation.DELETE, ResourceType.TOPIC, target=Target.TABLE_LEADER)
@@ -64,12 +64,12 @@ async def get_erasure(broker: StoreBroker, topic: TopicInPath, erasure: ErasureI
 @router.post(
     "/erasures",
     operation_id="makeErasuresTopic",
-    response_description="The topic is there.",
+    response_description="The topic exists.",
     responses=refusals(503),
 )
 @requires(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, target=Target.CONTROLLER)
 async def make_erasures_topic(broker: StoreBroker) -> ErasuresTopic:
-    """Make the topic of erasures, if it is not there: brokers ask the controller for it."""
+    """Create the topic of erasures if it does not exist: brokers ask the controller for it."""
     return ErasuresTopic(topic_id=str((await broker.erasing.make_topic()).topic_id))
 
 

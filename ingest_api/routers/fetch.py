@@ -32,7 +32,7 @@ router = declared_router(tags=["records"])
 @router.post("/fetch", **operations.FETCH_MANY)
 @requires(Operation.READ, ResourceType.TOPIC, names_in="body")
 async def fetch_many(request: Request) -> Response:
-    """Read records of many partitions, each from its offset on; wait for records when all are at their ends."""
+    """Read records of many partitions, each from its own offset; wait for records if all are at their ends."""
     read_query(request)
     state = api_state(request)
     media_type = response_media_type(request.headers, (MEDIA_TYPE,))

@@ -42,7 +42,7 @@ router = model_router(MetadataRoute, tags=["groups"])
 @router.get("/groups", operation_id="listGroups", response_description="Names of groups, sorted.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
 async def list_groups(state: State, context: Context) -> list[str]:
-    """Names of all groups that have members or committed offsets, sorted."""
+    """List the names of all groups that have members or committed offsets, sorted."""
     return await state.groups.all_groups(context)
 
 
@@ -51,7 +51,7 @@ async def list_groups(state: State, context: Context) -> list[str]:
 async def list_group_listings(
     state: State, context: Context, query: Annotated[GroupListingsQuery, Query()]
 ) -> GroupListings:
-    """Groups with their states, numbers of members, and lags: a page at a time."""
+    """List groups with their states, numbers of members, and lags: a page at a time."""
     limit = _LIMIT.read(query.limit) if query.limit is not None else _LIMIT.default
     assert limit is not None
     states = None if query.states is None else {_state(name) for name in query.states.split(",")}
@@ -68,9 +68,9 @@ async def list_group_listings(
 async def commit_offsets(
     state: State, context: Context, group: GroupName, asked: CommitOffsetsRequest
 ) -> CommittedOffsets:
-    """Commit offsets, all of them or none, also lower ones than before; answers when that is durable.
+    """Commit offsets, all of them or none, also lower ones than before. Responds when they are durable.
 
-    A group with members takes commits of its members alone.
+    If a group has members, only they may commit.
     """
     offsets = [
         OffsetToCommit(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
@@ -115,12 +115,12 @@ async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
 @router.post(
     "/groups/{group}/reset-offsets",
     operation_id="resetOffsets",
-    response_description="Committed, durably; with `dry_run`, what would be.",
+    response_description="The offsets that are committed durably; with `dry_run`, those that would be.",
     responses=refusals(409, 416, 503, 504),
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def reset_offsets(state: State, context: Context, group: GroupName, asked: ResetOffsetsRequest) -> ResetOffsets:
-    """Commit where a group without members is to read next, for all the partitions or none; makes it if need be."""
+    """Commit where a group without members reads next, for all the partitions or none. Creates the group if needed."""
     topics = None if asked.topics is None else {each.topic: each.partitions or () for each in asked.topics}
     offsets = await state.groups.reset(context, group, _target(asked), topics, dry_run=asked.dry_run)
     return ResetOffsets(group=group, dry_run=asked.dry_run, offsets=tuple(offsets))
@@ -129,7 +129,7 @@ async def reset_offsets(state: State, context: Context, group: GroupName, asked:
 @router.post(
     "/delete-groups",
     operation_id="deleteGroups",
-    response_description="The groups, and the errors of those that are not deleted.",
+    response_description="The groups, with an error for each that is not deleted.",
     responses=refusals(503, 504),
 )
 @requires(Operation.DELETE, ResourceType.GROUP, names_in="body")

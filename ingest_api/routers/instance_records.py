@@ -49,7 +49,7 @@ _TURN_MS: Final = 5_000
 @router.get("/consumers/{group}/instances/{instance}/records", **operations.POLL)
 @requires(Operation.READ, ResourceType.GROUP)
 async def poll(request: Request) -> Response:
-    """Records that this instance has not had yet; wait for some if there are none."""
+    """Return records that this instance has not had yet; wait for some if there are none."""
     state = api_state(request)
     context = context_of(request)
     instance = state.groups.instances.get(context, *_names(request))

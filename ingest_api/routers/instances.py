@@ -177,12 +177,12 @@ async def subscribe(context: Context, instance: Instance, asked: SubscriptionReq
 @router.get(
     f"{_INSTANCE}/subscription",
     operation_id="getConsumerInstanceSubscription",
-    response_description="Topics; none without a subscription.",
+    response_description="The topics; none without a subscription.",
     responses=refusals(503),
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def get_subscription(instance: Instance) -> Subscription:
-    """Topics that the instance is subscribed to; of a pattern those that match it now."""
+    """List the topics that the instance is subscribed to; for a pattern, those that match it now."""
     return Subscription(topics=tuple(instance.subscription()))
 
 
@@ -220,7 +220,7 @@ async def assign(context: Context, instance: Instance, asked: InstancePartitions
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def get_assignments(instance: Instance) -> InstanceAssignments:
-    """Partitions that the instance holds: assigned by the client, or by the group."""
+    """List the partitions that the instance holds: assigned by the client, or by the group."""
     held = instance.assignment()
     return InstanceAssignments(
         partitions=tuple(AssignedTopicPartition(topic=at.topic, partition=at.partition) for at in held)
@@ -236,7 +236,7 @@ async def get_assignments(instance: Instance) -> InstanceAssignments:
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def seek(state: State, context: Context, instance: Instance, asked: PositionsRequest) -> None:
-    """Go on from offsets, or from times."""
+    """Continue from offsets, or from times."""
     if not asked.offsets and not asked.timestamps:
         raise InvalidRequestError("There is nowhere to go on from: send offsets or timestamps.")
     now_ms = state.broker.clock.now_ms()
@@ -264,7 +264,7 @@ def _time(text: str, now_ms: int) -> int:
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def seek_to_beginning(context: Context, instance: Instance, asked: InstancePartitions) -> None:
-    """Go on from the first records."""
+    """Continue from the first records."""
     await instance.seek_to(context, [_place(one) for one in asked.partitions], end=False)
 
 
@@ -277,14 +277,14 @@ async def seek_to_beginning(context: Context, instance: Instance, asked: Instanc
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def seek_to_end(context: Context, instance: Instance, asked: InstancePartitions) -> None:
-    """Go on behind the last records."""
+    """Continue after the last records."""
     await instance.seek_to(context, [_place(one) for one in asked.partitions], end=True)
 
 
 @router.post(
     f"{_INSTANCE}/offsets",
     operation_id="commitConsumerInstanceOffsets",
-    response_description="Durable: what was committed.",
+    response_description="The committed offsets, which are durable.",
     responses=refusals(409, 416, 503, 504),
 )
 @requires(Operation.READ, ResourceType.GROUP)
@@ -294,7 +294,7 @@ async def commit(
     _: Annotated[InstanceCommitQuery, Query()],  # type: ignore[valid-type]
     asked: InstanceCommitRequest | None = None,
 ) -> list[InstanceCommitted]:
-    """Commit the last records that are done; without a body all that polls have answered."""
+    """Commit the last processed records; without a body, all records that polls have returned."""
     offsets = None
     if asked is not None:
         offsets = [OffsetToCommit(o.topic, o.partition, o.offset + 1, o.metadata or "") for o in asked.offsets]

@@ -41,7 +41,7 @@ router = model_router(MetadataRoute, tags=["groups"])
 async def join(state: State, context: Context, group: MemberGroupName, asked: JoinGroupRequest) -> JoinedGroup:
     """Join a group of the classic protocol, or join again in a rebalance (Kafka's JoinGroup).
 
-    Answers when all members have joined: keep the connection for `rebalance_timeout_ms`.
+    Responds when all members have joined: keep the connection for `rebalance_timeout_ms`.
     """
     event = events.JoinGroup(
         **structs.asdict(asked),
@@ -61,7 +61,7 @@ async def join(state: State, context: Context, group: MemberGroupName, asked: Jo
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def sync(state: State, context: Context, group: MemberGroupName, asked: SyncGroupRequest) -> SyncedGroup:
-    """Get this member's assignment; the leader sends everybody's (Kafka's SyncGroup). Answers when the leader has."""
+    """Get this member's assignment; the leader sends everybody's (Kafka's SyncGroup). Responds when the leader has."""
     event = events.SyncGroup(**structs.asdict(asked), request=0)
     return SyncedGroup.of(await state.groups.members.sync(context, group, event))
 
@@ -70,7 +70,7 @@ async def sync(state: State, context: Context, group: MemberGroupName, asked: Sy
     "/groups/{group}/heartbeat",
     operation_id="heartbeat",
     status_code=204,
-    response_description="The member's session goes on.",
+    response_description="The member's session continues.",
     responses=refusals(409, 503),
 )
 @requires(Operation.READ, ResourceType.GROUP)
@@ -87,7 +87,7 @@ async def heartbeat(state: State, context: Context, group: MemberGroupName, aske
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def leave(state: State, context: Context, group: MemberGroupName, asked: LeaveGroupRequest) -> LeftGroup:
-    """Members leave at once, and do not wait for the end of their sessions (Kafka's LeaveGroup)."""
+    """Take members out of the group at once, before their sessions end (Kafka's LeaveGroup)."""
     left = await state.groups.members.leave(context, group, events.LeaveGroup(**structs.asdict(asked), request=0))
     return LeftGroup(
         members=tuple(
@@ -105,14 +105,14 @@ async def leave(state: State, context: Context, group: MemberGroupName, asked: L
 @router.post(
     "/groups/{group}/consumer-heartbeat",
     operation_id="consumerGroupHeartbeat",
-    response_description="The member's epoch, and its assignment if that is another now.",
+    response_description="The member's epoch, and its assignment if it has changed.",
     responses=refusals(409, 503, 504),
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def consumer_heartbeat(
     state: State, context: Context, group: MemberGroupName, asked: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeat:
-    """Join, go on or leave a group whose partitions the store assigns (Kafka's ConsumerGroupHeartbeat, KIP-848)."""
+    """Join, stay in or leave a group whose partitions the store assigns (Kafka's ConsumerGroupHeartbeat, KIP-848)."""
     subscribes = asked.subscribed_topics or asked.subscribed_regex
     if asked.member_epoch == events.JOIN_GROUP_MEMBER_EPOCH and not subscribes:
         raise InvalidRequestError("There is no subscription: send topic names or a regex with MemberEpoch 0.")
@@ -123,7 +123,7 @@ async def consumer_heartbeat(
 @router.get("/groups/{group}", operation_id="describeGroup", response_description="The group and its members.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def describe_group(group: GroupInPath) -> GroupDescription:
-    """State, kind, generation and members of a group, with the partitions of each member."""
+    """Describe a group: its state, kind, generation and members, with the partitions of each member."""
     return GroupDescription(
         group=group.group,
         kind=group.kind,

@@ -7,6 +7,7 @@ made from columns.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -44,7 +45,9 @@ from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.byte_order_mark import without_byte_order_mark
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
-from logstore.records.json_decoder import PLAIN_RECORD_BYTES, PlainRecords, decode_plain, plain_columns
+from logstore.records.json_decoder import PlainRecords, decode_plain, plain_columns
+from logstore.records.native import Spans
+from logstore.records.scanned import SmallBody, scan_small, small_columns
 from logstore.topic_config import TopicConfig
 
 router = declared_router(tags=["records"])
@@ -105,10 +108,6 @@ class ProduceHead:
         """Return whether JSON strings that are keys are stored as their texts, in a topic with ``config``."""
         return config.string_keys if self.key_format is None else bool(self.key_format)
 
-    def to_columns(self, config: TopicConfig) -> ToColumns:
-        """Return the function that makes columns of ``decode_small``'s records."""
-        return _STRING_KEY_COLUMNS if self.string_keys(config) else plain_columns
-
     @property
     def body_form(self) -> str:
         """The form in which the body is read; part of the identity of an idempotency key."""
@@ -120,7 +119,13 @@ class ProduceHead:
         return self.form.is_json and self.coding is None and self.acks != 0
 
 
-_STRING_KEY_COLUMNS: ToColumns = functools.partial(plain_columns, string_keys=True)
+# The functions that make columns of small requests, without and with keys as texts. The batcher keeps a queue for each
+# object.
+_OF_SCANNED: tuple[ToColumns, ToColumns] = (
+    functools.partial(small_columns, string_keys=False),
+    functools.partial(small_columns, string_keys=True),
+)
+_OF_PLAIN: tuple[ToColumns, ToColumns] = (plain_columns, functools.partial(plain_columns, string_keys=True))
 
 HEADERS_READ = frozenset((b"content-type", b"content-encoding", b"accept"))
 _HEAD_CACHED_BYTES_MAX = 512
@@ -150,21 +155,31 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     )
 
 
-def decode_small(topic: Topic, partition: int | None, body: bytes) -> PlainRecords | None:
-    """Return the records of a JSON body that may join others, with the ``partition`` of the path. Return None for a
-    body that must be appended by itself, also for one with any mistake.
+#: The records of a small JSON body, the function that makes columns of them and others, and the most bytes of memory
+#: that they hold while they wait for others.
+SmallRequest: TypeAlias = tuple[SmallBody | PlainRecords, ToColumns, int]
+
+
+def decode_small(topic: Topic, partition: int | None, body: bytes, *, string_keys: bool) -> SmallRequest | None:
+    """Return a JSON body that may join others, with the ``partition`` of the path. Return None for one that must be
+    appended by itself, also for one with any mistake.
     """
-    # Each record has a brace, so a body with too many is recognized without decoding it.
-    if not may_join(topic, len(body), partition) or body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
+    size = len(body)
+    if not may_join(topic, size, partition):
         return None
-    return decode_plain(body)
+    partitions = (0, len(topic.partitions)) if partition is None else (partition, partition + 1)
+    scanned = scan_small(body, _SMALL_SPANS, string_keys=string_keys, partitions=partitions)
+    if scanned is not None:
+        return scanned, _OF_SCANNED[string_keys], 2 * size
+    # Each record has a brace, so a body with too many is recognized without decoding it.
+    if body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
+        return None
+    plain = decode_plain(body)
+    return None if plain is None else (plain, _OF_PLAIN[string_keys], 2 * size + plain.held_bytes)
 
 
-def held_bytes(body: bytes, records: PlainRecords) -> int:
-    """Return the most bytes of memory that ``decode_small``'s records hold while they wait for others: the body, their
-    texts, and an object for each text. For tiny records that is many times their body.
-    """
-    return 2 * len(body) + PLAIN_RECORD_BYTES * len(records)
+# Small requests are scanned on the event loop, one at a time, so that they share the memory.
+_SMALL_SPANS = Spans(SMALL_REQUEST_RECORDS_MAX, SMALL_REQUEST_RECORDS_MAX)
 
 
 # Producers send the same heads again and again.
@@ -181,7 +196,7 @@ def _head_of(request: Request) -> ProduceHead:
 @router.post("/topics/{topic}", **operations.PRODUCE)
 @requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce(request: Request) -> Response:
-    """Append records, each to the partition that it names, or its key hashes to, or else one for the whole request."""
+    """Append records, each to the partition that it names or its key hashes to, else to one for the whole request."""
     return await _produce(request, None)
 
 
@@ -206,13 +221,15 @@ async def _produce(request: Request, partition: int | None) -> Response:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
         may_be_small = head.may_join and identify is None
         string_keys = head.string_keys(config)
-        if may_be_small and topic is not None and (plain := decode_small(topic, partition, body)) is not None:
-            reservation.resize(held_bytes(body, plain))
+        small = decode_small(topic, partition, body, string_keys=string_keys) if may_be_small and topic else None
+        if topic is not None and small is not None:
+            small_records, to_columns, held_bytes = small
+            reservation.resize(held_bytes)
             places = await state.broker.produce.batcher.produce(
                 context,
                 topic,
-                plain,
-                head.to_columns(config),
+                small_records,
+                to_columns,
                 partition=partition,
                 acks=acks,
                 num_bytes=len(body),
@@ -220,7 +237,8 @@ async def _produce(request: Request, partition: int | None) -> Response:
             )
             if (error := common_error(places)) is not None:
                 raise error
-            return BytesResponse(offsets_of(*places), head.response_type)
+            offsets = offsets_of(places.partitions, places.offsets, places.errors)
+            return BytesResponse(offsets, head.response_type)
         if form.is_json and string_keys:
             form = _STRING_KEYS
         # A repeated record may be larger than today's max.message.bytes; only the broker knows whether it is a

@@ -13,7 +13,7 @@ router = model_router(MetadataRoute, tags=["records"])
 @router.post(
     "/producers",
     operation_id="initProducer",
-    response_description="An id that nobody else has, and the epoch to send with it.",
+    response_description="A unique id, and the epoch to send with it.",
     responses=refusals(400, 503),
 )
 @requires(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER)

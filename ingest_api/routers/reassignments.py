@@ -84,7 +84,7 @@ async def get_reassignment(
     _PARTITION,
     operation_id="reassignPartition",
     status_code=202,
-    response_description="It has begun, or there was nothing to move.",
+    response_description="The reassignment has begun, or there was nothing to move.",
     responses=refusals(400, 503),
 )
 @requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
@@ -113,7 +113,7 @@ async def reassign(
 )
 @requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def cancel(context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster) -> None:
-    """Take a reassignment back that is under way."""
+    """Cancel a reassignment that is under way."""
     await broker.topics.leaders.reassign(context, topic, {log.partition: None})
 
 

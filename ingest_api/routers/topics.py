@@ -33,7 +33,7 @@ router = model_router(MetadataRoute, tags=["topics"])
 @router.get("/topics", operation_id="listTopics", response_description="Names of topics, sorted.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
-    """Names of all topics that are not internal, sorted."""
+    """List the names of all topics that are not internal, sorted."""
     return [topic.name for topic in broker.topics.served.all(context)]
 
 
@@ -84,7 +84,7 @@ async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPat
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: RollRequest | None = None) -> Rolled:
-    """Put all acknowledged records into the Delta table now; answers when the commit is durable."""
+    """Put all acknowledged records into the Delta table now. Responds when the commit is durable."""
     rolled = await broker.topics.tables.roll(context, topic)
     version, sealed = rolled.version, dict(rolled.sealed)
     elsewhere = await broker.elsewhere.ask_leaders(context, topic, "roll")
@@ -101,7 +101,7 @@ async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: Rol
 @router.post(
     "/topics/{topic}/refresh",
     operation_id="refreshTopic",
-    response_description="The table is read.",
+    response_description="The table was read.",
     responses=refusals(503),
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
@@ -119,7 +119,7 @@ async def refresh(
 @router.get(
     "/topics/{topic}/keyless-records",
     operation_id="getKeylessRecords",
-    response_description="The partitions that have some.",
+    response_description="The partitions that have such records.",
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_keyless_records(broker: StoreBroker, context: Context, topic: TopicInPath) -> KeylessRecords:
@@ -135,7 +135,7 @@ async def get_keyless_records(broker: StoreBroker, context: Context, topic: Topi
 @router.post(
     "/topics/{topic}/drop-foreign-files",
     operation_id="dropForeignFiles",
-    response_description="The files are out of the table.",
+    response_description="The files were taken out of the table.",
     responses=refusals(400, 503),
 )
 @requires(Operation.ALTER, ResourceType.TOPIC, target=Target.TABLE_LEADER)

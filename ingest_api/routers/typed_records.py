@@ -318,7 +318,7 @@ async def _pieces(request: Request, state: ApiState) -> AsyncIterator[bytes]:
 )
 @requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce_records_batch(request: Request) -> Response:
-    """Append the records of a list of entries. The answer has the places of those that are stored, and the errors of
+    """Append the records of a list of entries. The response has the places of those that are stored, and the errors of
     all others, by the ids of the entries.
     """
     parse_query(request.scope["query_string"], ())

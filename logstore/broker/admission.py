@@ -281,9 +281,9 @@ class InFlightBytes:
 
     def reserve(self, size: int = 0) -> "Reservation":
         """Reserve ``size`` bytes until the reservation is released. Raises ThrottledError if they do not fit."""
-        reservation = Reservation(self)
-        reservation.grow(size)
-        return reservation
+        if size:
+            self._take(size, 0)
+        return Reservation(self, size)
 
     def has_room(self, size: int) -> bool:
         """Return True if ``size`` bytes fit now."""
@@ -334,9 +334,9 @@ class InFlightBytes:
 class Reservation:
     """A share of the bytes in flight; a context manager that gives it back."""
 
-    def __init__(self, in_flight: InFlightBytes) -> None:
+    def __init__(self, in_flight: InFlightBytes, size: int) -> None:
         self._in_flight = in_flight
-        self.size = 0
+        self.size = size
 
     def grow(self, size: int) -> None:
         """Take ``size`` bytes more. Raises ThrottledError if they do not fit; the bytes held before stay held."""

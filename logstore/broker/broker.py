@@ -25,7 +25,7 @@ from logstore.broker.produce.batches import BatchProducing
 from logstore.broker.produce.records import Producing
 from logstore.broker.produce.secret import load_secret, load_shared_secret
 from logstore.broker.quotas import Quotas
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.catalog import TopicCatalog
 from logstore.broker.topics.changes import TopicChanges
@@ -81,7 +81,7 @@ class Broker:
     def __init__(
         self,
         settings: Settings,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,
@@ -90,8 +90,8 @@ class Broker:
         links: Links | None,
     ) -> None:
         self.settings = settings
-        self.cluster_id = coordinator.cluster_id
-        self.broker_id = broker_id = coordinator.broker_id
+        self.cluster_id = cluster_state.cluster_id
+        self.broker_id = broker_id = cluster_state.broker_id
         if links is None:
             catalog = TopicCatalog(TableRoot(settings.data, filesystem, None, clock))
             self.idempotency_secret = load_secret(settings.log_directory, filesystem)
@@ -99,7 +99,7 @@ class Broker:
             catalog = TopicCatalog(TableRoot(settings.data, filesystem, broker_id, clock), is_shared=True)
             one_node = settings.data / "brokers" / str(broker_id)
             self.idempotency_secret = load_shared_secret(settings.data, one_node, filesystem)
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self.journal = journal = opened.journal
         #: Every room asks it, and a listener asks it before it reads a body.
         self.authorizer = authorizer
@@ -111,15 +111,15 @@ class Broker:
         require_locks = functools.partial(require_all, opened.locks)
         self._writers = roll_threads()
         erasures = ErasureLog()
-        self._roller = roller = Roller(journal, clock, self._writers, require_locks, coordinator.table_lock, erasures)
+        self._roller = roller = Roller(journal, clock, self._writers, require_locks, cluster_state.table_lock, erasures)
         self._schedule = schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = admission = Admission(settings, journal, opened.locks, schedule.press, quotas, clock)
         self._upkeep = Upkeep(roller, clock, by_name, require_locks)
         #: Called with a topic and a partition when this broker begins to lead it, at each new epoch, and when it stops
         #: leading it (``PartitionLog.is_leader`` is the state).
         self.leadership_listeners: list[Callable[[Topic, int], None]] = []
-        self.replicas = Replicas(
-            coordinator,
+        self.replica_manager = ReplicaManager(
+            cluster_state,
             journal,
             roller,
             clock,
@@ -139,27 +139,27 @@ class Broker:
         served = Topics(
             by_name,
             settings,
-            coordinator,
+            cluster_state,
             catalog,
             journal,
             roller,
             schedule,
-            self.replicas,
+            self.replica_manager,
             authorizer,
             clock,
             self._topic_appeared,
         )
-        self.elsewhere = elsewhere = _elsewhere(coordinator, served, links, settings, filesystem)
+        self.elsewhere = elsewhere = _elsewhere(cluster_state, served, links, settings, filesystem)
         journal.on_failure(elsewhere.report_offline)
-        changes = TopicChanges(served, settings, coordinator, roller, schedule, admission, authorizer, elsewhere)
+        changes = TopicChanges(served, settings, cluster_state, roller, schedule, admission, authorizer, elsewhere)
         self.topics = TopicRooms(
             served,
             changes,
             TopicTables(roller, admission, authorizer, schedule.rolled),
-            Leaders(coordinator, authorizer),
-            Problems(by_name, served, schedule, coordinator, elsewhere.discovery, admission, authorizer),
+            Leaders(cluster_state, authorizer),
+            Problems(by_name, served, schedule, cluster_state, elsewhere.discovery, admission, authorizer),
         )
-        records = Producing(journal, admission, authorizer, coordinator, filesystem, elsewhere, schedule.appended)
+        records = Producing(journal, admission, authorizer, cluster_state, filesystem, elsewhere, schedule.appended)
         self.produce = Produce(
             records,
             BatchProducing(records, served, admission, authorizer, settings.max_request_size),
@@ -176,7 +176,7 @@ class Broker:
             self._upkeep,
             admission,
             authorizer,
-            coordinator,
+            cluster_state,
             erasures,
             settings,
             clock,
@@ -188,7 +188,7 @@ class Broker:
     async def start(
         cls,
         settings: Settings,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,
@@ -199,13 +199,13 @@ class Broker:
     ) -> Self:
         """Recover the data directory, and begin to serve.
 
-        ``coordinator`` has started, and has read the journal ``opened``; it stops after the broker. ``links`` lead to
+        ``cluster_state`` has started, and has read the journal ``opened``; it stops after the broker. ``links`` lead to
         the other brokers of a cluster; None on one node. Raises DataDirectoryError, and CorruptionError if stored bytes
         have changed since they were written.
         """
         try:
             record_log_directory(filesystem, settings.data, settings.broker_id, settings.log_directory)
-            broker = cls(settings, coordinator, opened, authorizer, quotas, clock, filesystem, links)
+            broker = cls(settings, cluster_state, opened, authorizer, quotas, clock, filesystem, links)
             await broker._recover()
         except BaseException:
             opened.release()
@@ -236,7 +236,7 @@ class Broker:
         await self._schedule.stop()
         await self.elsewhere.discovery.stop()
         await self.topics.served.stop()
-        await self.replicas.stop()
+        await self.replica_manager.stop()
         if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables
             await self._schedule.roll_at_stop()
         await self._roller.drain()
@@ -266,22 +266,22 @@ class Broker:
     def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
         """Return a session for the fetches of a follower over one connection; the caller closes it."""
         find = self.topics.served.partition_log
-        return FetchSession(broker_id, broker_epoch, self.journal, self.clock, find, self.replicas.followed)
+        return FetchSession(broker_id, broker_epoch, self.journal, self.clock, find, self.replica_manager.followed)
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
         """The registered brokers of the cluster, in the order of their ids."""
-        return self._coordinator.brokers_by_id
+        return self._cluster_state.brokers_by_id
 
     @property
     def is_controller(self) -> bool:
         """True if this broker makes, changes and deletes topics, as far as it knows."""
-        return self._coordinator.controller_id == self.broker_id
+        return self._cluster_state.controller_id == self.broker_id
 
     @property
     def controller_id(self) -> int | None:
         """The broker that decides on leaders; None while there is none."""
-        found = self._coordinator.controller_id
+        found = self._cluster_state.controller_id
         return None if found < 0 else found
 
     @property
@@ -289,15 +289,19 @@ class Broker:
         """The reason why requests should go elsewhere, or come later: appends are refused, or others lead. None
         otherwise.
         """
-        return self.admission.not_ready_reason or self._coordinator.not_ready_reason or self.replicas.not_ready_reason
+        return (
+            self.admission.not_ready_reason
+            or self._cluster_state.not_ready_reason
+            or self.replica_manager.not_ready_reason
+        )
 
 
 def _elsewhere(
-    coordinator: ClusterState, served: Topics, links: Links | None, settings: Settings, filesystem: FileSystem
+    cluster_state: ClusterState, served: Topics, links: Links | None, settings: Settings, filesystem: FileSystem
 ) -> Elsewhere:
     if links is None:
         discovery = Discovery()
-        return Elsewhere(Router(coordinator, served, discovery), Appends(), Fetches(), discovery)
+        return Elsewhere(Router(cluster_state, served, discovery), Appends(), Fetches(), discovery)
     from logstore.broker.elsewhere.other_brokers import OtherBrokers
 
-    return OtherBrokers(coordinator, served, links, settings, filesystem)
+    return OtherBrokers(cluster_state, served, links, settings, filesystem)

@@ -170,7 +170,7 @@ class Erasing:
         upkeep: Upkeep,
         admission: Admission,
         authorizer: Authorizer,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         erasures: ErasureLog,
         settings: Settings,
         clock: Clock,
@@ -186,7 +186,7 @@ class Erasing:
         self._upkeep = upkeep
         self._admission = admission
         self._authorizer = authorizer
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._erasures = erasures
         self._settings = settings
         self._clock = clock
@@ -474,7 +474,7 @@ class Erasing:
             if record != self._erasures.by_id[record.id].record:
                 await self._write(record)
             raise ErasureWaitsError(
-                f"Brokers {', '.join(map(str, record.pending))} are not there: each erases before it serves again"
+                f"Brokers {', '.join(map(str, record.pending))} are not running: each erases before it serves again"
             )
         await self._write(msgspec.structs.replace(record, state="erased", waiting=None, erased_ms=self._clock.now_ms()))
         self._filesystem.reached("erase.reported")
@@ -529,15 +529,15 @@ class Erasing:
     def _expected(self, record: Erasure) -> set[int]:
         """Return the brokers whose journals may have the bytes."""
         partitions = (one.partition for one in record.partitions)
-        return {self._coordinator.broker_id} | self._elsewhere.with_journals(UUID(record.topic_id), partitions)
+        return {self._cluster_state.broker_id} | self._elsewhere.with_journals(UUID(record.topic_id), partitions)
 
     async def _erase_from_journals(self, record: Erasure) -> Erasure:
         """Ask each live broker to confirm; brokers that have not confirmed are ``pending`` afterwards."""
         confirmed = {one.broker: one for one in record.brokers}
         expected = self._expected(record) - confirmed.keys()
-        here = self._coordinator.broker_id
+        here = self._cluster_state.broker_id
         asked: dict[int, Awaitable[ErasedBroker]] = {}
-        for broker in expected & {here, *self._coordinator.brokers_by_id}:
+        for broker in expected & {here, *self._cluster_state.brokers_by_id}:
             asked[broker] = (
                 self.erase_here(record) if broker == here else self._elsewhere.erase_from_journal(broker, record.id)
             )
@@ -576,19 +576,19 @@ class Erasing:
             end = self._clock.monotonic() + _SEALED_S
             while (why := _unsealed(topic, record)) is not None:
                 if self._clock.monotonic() > end:
-                    raise ErasureWaitsError(f"Broker {self._coordinator.broker_id}: {why}")
+                    raise ErasureWaitsError(f"Broker {self._cluster_state.broker_id}: {why}")
                 await asyncio.sleep(_LOOK_S / 10)
         for one in record.partitions:
             kept = self._schedule.unserved.get((topic_id, one.partition))
             if kept is not None and (kept.index.base_offset or 0) < one.end_offset and len(kept.index):
                 raise ErasureWaitsError(
-                    f"Broker {self._coordinator.broker_id} keeps records of {record.topic}-{one.partition}, which is "
-                    "quarantined: mend it, as logstore doctor tells"
+                    f"Broker {self._cluster_state.broker_id} keeps records of {record.topic}-{one.partition}, "
+                    "which is quarantined: mend it, as logstore doctor says"
                 )
         await self._upkeep.settled()
         removed = await renew(self._journal, self._schedule.keepers())
         self._filesystem.reached("erase.journal")
-        return ErasedBroker(self._coordinator.broker_id, self._clock.now_ms(), removed)
+        return ErasedBroker(self._cluster_state.broker_id, self._clock.now_ms(), removed)
 
     # ---- files that the table does not name -------------------------------------------------------------------------
 
@@ -665,7 +665,7 @@ class Erasing:
     async def _erasures_topic(self) -> Topic:
         if (found := self._topics.served(ERASURES_TOPIC)) is not None:
             return found
-        if self._coordinator.controller_id != self._coordinator.broker_id:
+        if self._cluster_state.controller_id != self._cluster_state.broker_id:
             await self._elsewhere.make_topic_of_erasures()
         return await self.make_topic()
 

@@ -25,7 +25,7 @@ class OpenedJournal:
         self._filesystem = filesystem
         self._directory = settings.log_directory / "journal" / "0"
         self.locks: list[LockFile] = []
-        """The locks without which nothing is acknowledged: the coordinator's, and the journal's own."""
+        """The locks without which nothing is acknowledged: the cluster state's, and the journal's own."""
         self.tails: dict[PartitionKey, JournalTail] = {}
         """What the journal has of each partition."""
         self.journal = Journal(
@@ -40,7 +40,7 @@ class OpenedJournal:
     def read(self, locks: Sequence[LockFile]) -> FoundJournal:
         """Read the journal without a change. Blocking.
 
-        ``locks`` are the coordinator's. Raises DataDirectoryError if another process has the journal, CorruptionError
+        ``locks`` are the cluster state's. Raises DataDirectoryError if another process has the journal, CorruptionError
         if stored bytes have changed since they were written, and StorageError.
         """
         try:
@@ -50,7 +50,7 @@ class OpenedJournal:
                 f"cannot make the journal directory {self._directory}: {e.strerror}; check the disk, and that it is "
                 "mounted"
             ) from e
-        # The journal's own lock keeps other processes away even if the coordinator's lock was removed.
+        # The journal's own lock keeps other processes away even if the cluster state's lock was removed.
         self.locks += [*locks, LockFile.acquire(self._directory, self._filesystem)]
         try:
             self.tails = collect_tails(self.journal.recover())

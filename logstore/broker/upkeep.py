@@ -98,7 +98,7 @@ class Upkeep:
         self._require_lock = require_lock
         self._known: dict[Topic, _Known] = {}
         self._stopping = asyncio.Event()
-        self._merging = asyncio.Lock()
+        self._merge_lock = asyncio.Lock()
         #: The number of callers that wait for the merge under way.
         self._awaited = 0
         self._thread = threads().pool(1, "upkeep", _NICENESS)
@@ -149,7 +149,7 @@ class Upkeep:
                 known.delay_s = _RETRY_S / 2
         return joined
 
-    # ---- merging ----------------------------------------------------------------------------------------------------
+    # ---- merge ------------------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
         """Wait for the merge under way, which does not rest meanwhile.
@@ -158,7 +158,7 @@ class Upkeep:
         """
         self._awaited += 1
         try:
-            async with self._merging:
+            async with self._merge_lock:
                 pass
         finally:
             self._awaited -= 1
@@ -168,7 +168,7 @@ class Upkeep:
 
         Raises StorageFullError, StorageError, CorruptionError, and the errors of ``Roller.commit``.
         """
-        async with self._merging:
+        async with self._merge_lock:
             return await self._merge(topic)
 
     async def _merge(self, topic: Topic) -> bool:

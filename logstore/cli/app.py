@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from compaction_jobs import commands as job_commands
 from logstore import __version__
 from logstore.cli import (
     cluster,
@@ -11,7 +12,6 @@ from logstore.cli import (
     consume,
     doctor,
     group,
-    job,
     journal,
     produce,
     profile,
@@ -24,9 +24,9 @@ from logstore.cli import (
     topic_reassign,
     topic_table,
 )
-from logstore.cli.command_group import CommandGroup
-from logstore.cli.options import ProfileOption, UrlOption
-from logstore.cli.profiles import chosen_profile, option_defaults
+from logstore.command_line.command_group import CommandGroup
+from logstore.command_line.options import ProfileOption, UrlOption
+from logstore.command_line.profiles import chosen_profile, option_defaults
 
 app = typer.Typer(
     name="logstore",
@@ -89,7 +89,7 @@ app.add_typer(group.app, name="group")
 cluster.app.command(epilog=cluster_adopt.EXAMPLES)(cluster_adopt.adopt)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(profile.app, name="profile")
-app.add_typer(job.app, name="job")
+app.add_typer(job_commands.app, name="job")
 app.add_typer(journal.app, name="journal")
 app.add_typer(segment.app, name="segment")
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import CommandGroup
-from logstore.cli.options import JsonOption, UrlOption, admin_of, given_path
 from logstore.cli.output import counted, print_json, print_json_line, print_table
+from logstore.command_line.command_group import CommandGroup
+from logstore.command_line.options import JsonOption, UrlOption, admin_of, given_path
 
 if TYPE_CHECKING:
     from logstore.cluster_processes.record import Directory
@@ -56,7 +56,7 @@ def start(
             "-n",
             min=1,
             max=100,
-            help="How many brokers; their ids are 1, 2, ..., or begin at that of a store of one node.",
+            help="The number of brokers. Their ids are 1, 2, ..., or begin at the id of a store of one node.",
         ),
     ] = _DEFAULT_BROKERS,
     data: DataOption = None,
@@ -64,8 +64,8 @@ def start(
         str | None,
         typer.Option(
             metavar="HOSTS",
-            help="Use this ZooKeeper (zookeeper.connect) and start none. [default: the one of the last start, else one "
-            "from the jars of PySpark, which needs Java]",
+            help="Use this ZooKeeper (zookeeper.connect) and start none. [default: that of the last start, else "
+            "one from the jars of PySpark, which needs Java]",
             show_default=False,
         ),
     ] = None,
@@ -74,8 +74,8 @@ def start(
         typer.Option(
             min=0,
             max=65_535,
-            help="Port for Kafka's clients of the first broker; the others have those after it. 0 takes free ones. "
-            "[default: 9092]",
+            help="Port for Kafka's clients of the first broker; the other brokers take the next ones. 0 takes "
+            "free ones. [default: 9092]",
             show_default=False,
         ),
     ] = None,
@@ -83,22 +83,22 @@ def start(
 ) -> None:
     """Run a ZooKeeper and brokers in this terminal until Ctrl-C.
 
-    They listen on 127.0.0.1 only, with ports that stay the same; one that is taken ends the start. Logs are in
+    They listen on 127.0.0.1 only, with ports that stay the same; the start fails if one is in use. Logs are in
     DIR/cluster. Ctrl-C and SIGTERM stop them cleanly, ZooKeeper last. A process that dies is left dead: start-broker
     and start-zookeeper start it again.
 
-    On the directory of a store of one node, which must be stopped, it becomes a cluster: its broker leads everything
-    with one replica, and the others join. There is no way back.
+    The directory of a store of one node, which must be stopped, becomes a cluster: its broker leads everything with
+    one replica, and the others join. This cannot be undone.
     """
     from logstore.cluster_processes.kafka_addresses import wanted_kafka_addresses
     from logstore.cluster_processes.record import broker_ids
-    from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
+    from logstore.cluster_processes.running_cluster import ClusterEntry, ClusterOptions, run
     from logstore.settings import load_settings, with_kafka_port
 
     directory = _directory(data)
     ids = broker_ids(directory, brokers)
     settings = with_kafka_port(load_settings(), kafka_port, "127.0.0.1")
-    wanted = Wanted(
+    wanted = ClusterOptions(
         directory,
         ids,
         zookeeper=zookeeper,
@@ -138,7 +138,7 @@ def start_broker(
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a broker again that has ended.
+    """Restart a broker that has ended.
 
     It has the same id, directory and ports. The cluster start that runs on DIR keeps it.
     """
@@ -162,7 +162,7 @@ Examples:
 """
 )
 def start_zookeeper(data: DataOption = None, json: JsonOption = False) -> None:
-    """Start the ZooKeeper again that cluster start has started, and that has ended.
+    """Restart the ZooKeeper that cluster start has started, if it has ended.
 
     It has the same port and data, so that brokers find it by themselves. The cluster start that runs on DIR keeps it.
     """
@@ -183,7 +183,7 @@ Examples:
 """
 )
 def describe(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show the brokers that are there, the controller, and partitions that lack replicas or a leader."""
+    """Show the live brokers, the controller, and partitions that lack replicas or a leader."""
     with admin_of(ctx, url) as admin:
         found = admin.describe_cluster()
     if json:

@@ -14,7 +14,6 @@ from uuid import UUID
 import typer
 
 from logstore.cli.cluster import DataOption
-from logstore.cli.command_group import fail
 from logstore.cli.data_directory import (
     given_data,
     log_directories,
@@ -22,8 +21,9 @@ from logstore.cli.data_directory import (
     require_no_journal,
     require_topics,
 )
-from logstore.cli.options import JsonOption, existing_path
 from logstore.cli.output import counted, print_json, print_table
+from logstore.command_line.command_group import fail
+from logstore.command_line.options import JsonOption, existing_path
 from logstore.filesystem import local_filesystem
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def adopt(
     ] = None,
     broker: Annotated[
         int | None,
-        typer.Option(min=0, help="Give all partitions to this broker: its journal counts, whatever others have."),
+        typer.Option(min=0, help="Give all partitions to this broker: only its journal counts."),
     ] = None,
     log_directory: Annotated[
         list[Path] | None,
@@ -131,7 +131,7 @@ async def _adopt(directory: Path, topic: str, connect: str, broker: int | None, 
         tails = {} if not homes else await asyncio.to_thread(_tails, homes, cluster_id)
         known = {int(name) for name in await zookeeper.children(znodes.REGISTRY)}
         if broker is not None and broker not in known:
-            fail(f"Broker {broker} is none of the cluster: it has {', '.join(map(str, sorted(known)))}.")
+            fail(f"Broker {broker} is not in the cluster, which has {', '.join(map(str, sorted(known)))}.")
         if broker is None and (unseen := sorted(known.difference(tails))):
             fail(
                 f"The journals of brokers {', '.join(map(str, unseen))} are not here: name their log.dirs with "

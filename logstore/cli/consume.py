@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import Interrupts, fail, waking
 from logstore.cli.meter import Meter, metered
-from logstore.cli.options import (
+from logstore.cli.output import problem_text
+from logstore.cli.positions import Place, newest, seek
+from logstore.cli.record_lines import LineEncoder
+from logstore.cli.record_writers import Format, RecordWriter, parse_format, record_writer
+from logstore.command_line.command_group import Interrupts, fail, waking
+from logstore.command_line.options import (
     CLIENT_ID,
     ClientIdOption,
     KeyOption,
@@ -24,11 +28,7 @@ from logstore.cli.options import (
     selection,
     time_ms,
 )
-from logstore.cli.output import problem_text
-from logstore.cli.positions import Place, newest, seek
-from logstore.cli.profiles import chosen_name
-from logstore.cli.record_lines import LineEncoder
-from logstore.cli.record_writers import Format, RecordWriter, parse_format, record_writer
+from logstore.command_line.profiles import chosen_name
 from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:
@@ -70,22 +70,25 @@ def consume(
     ] = None,
     from_beginning: Annotated[
         bool,
-        typer.Option("--from-beginning", help="From the first record; with --group, for partitions without an offset."),
+        typer.Option(
+            "--from-beginning",
+            help="Begin at the first record; with --group, only in partitions without a committed offset.",
+        ),
     ] = False,
     offset: Annotated[
         int | None,
         typer.Option(
             "--offset",
             metavar="N",
-            help="From this offset of one partition; -N: N before the end of each.",
+            help="Begin at this offset of one partition; -N: N before the end of each.",
         ),
     ] = None,
     from_timestamp: Annotated[
-        str | None, typer.Option("--from-timestamp", metavar="TIME", help=f"From this time on: {TIME_FORMS}.")
+        str | None, typer.Option("--from-timestamp", metavar="TIME", help=f"Begin at this time: {TIME_FORMS}.")
     ] = None,
     tail: Annotated[
         int | None,
-        typer.Option("--tail", min=0, metavar="N", help="The last N records of all partitions, by timestamp."),
+        typer.Option("--tail", min=0, metavar="N", help="Print the last N records of all partitions, by timestamp."),
     ] = None,
     to_offset: Annotated[
         int | None,
@@ -101,7 +104,7 @@ def consume(
             "--group",
             "-g",
             metavar="GROUP",
-            help="Go on at this consumer group's offsets, and commit those of printed records.",
+            help="Continue at this consumer group's offsets, and commit those of printed records.",
         ),
     ] = None,
     follow: Annotated[
@@ -135,7 +138,7 @@ def consume(
     ] = None,
     progress: Annotated[
         bool | None,
-        typer.Option("--progress/--no-progress", help="Records and rate on stderr. [default: with --output]"),
+        typer.Option("--progress/--no-progress", help="Show records and rate on stderr. [default: with --output]"),
     ] = None,
     client_id: ClientIdOption = CLIENT_ID,
     url: UrlOption = None,
@@ -156,11 +159,11 @@ def consume(
     if to_offset is not None and to_timestamp is not None:
         raise typer.BadParameter("give one of --to-offset and --to-timestamp")
     if follow and end.given:
-        raise typer.BadParameter("--follow goes on for ever: leave it out, or --to-offset and --to-timestamp")
+        raise typer.BadParameter("--follow has no end: leave it out, or --to-offset and --to-timestamp")
     if tail is not None and (key is not None or where is not None):
         raise typer.BadParameter(
-            "the store finds the last records by their places, not by what is in them: give --from-timestamp or "
-            "--offset -N in place of --tail"
+            "the store finds the last records by their offsets, not by their contents: give --from-timestamp or "
+            "--offset -N instead of --tail"
         )
     selected = selection(key, where)
     if json and pretty:

@@ -37,7 +37,7 @@ def installation() -> Installation:
     others = [found for name in sorted(names - {OURS}) if (found := _installed(name)) is not None]
     return Installation(
         f"{OURS} {ours.version}" if ours is not None else f"no distribution, from the files in {_RUNS_FROM}",
-        "; ".join(_told(other, beside=ours is not None) for other in others) or None,
+        "; ".join(_in_words(other, beside=ours is not None) for other in others) or None,
     )
 
 
@@ -49,7 +49,7 @@ def _installed(name: str) -> Distribution | None:
         return None
 
 
-def _told(other: Distribution, *, beside: bool) -> str:
+def _in_words(other: Distribution, *, beside: bool) -> str:
     whose = "an earlier release of this one" if _is_ours(other) else "another project's"
     where = f"installed beside {OURS}" if beside else f"installed in place of {OURS}"
     return f"the distribution {other.metadata['Name']} {other.version}, {whose}, is {where}"

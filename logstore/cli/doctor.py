@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.cli.checks import Check, Status
-from logstore.cli.command_group import FAILED
 from logstore.cli.data_directory import journals_in, kafka_of_data, log_directories, stopped_store, url_of_data
 from logstore.cli.distributions import installation
-from logstore.cli.options import JsonOption, UrlOption, given_path, given_url
 from logstore.cli.output import bytes_text, counted, print_json, print_table
+from logstore.command_line.command_group import FAILED
+from logstore.command_line.options import JsonOption, UrlOption, given_path, given_url
 
 if TYPE_CHECKING:
     from logstore.tls.options import TlsOptions
@@ -254,7 +254,7 @@ def check_journals(data: Path, log_directory: Path) -> Iterator[Check]:
         if one.out_of_reach is None:
             yield check_journal(one.path, name)
         else:
-            yield Check(name, Status.warn, one.out_of_reach, "Run this on that machine, too.")
+            yield Check(name, Status.warn, one.out_of_reach, "Also run this on that machine.")
 
 
 def check_journal(home: Path, name: str = "journal") -> Check:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from logstore.cli.command_group import FAILED, confirm
-from logstore.cli.options import (
+from logstore.cli.output import counted, print_json, print_table
+from logstore.command_line.command_group import FAILED, confirm
+from logstore.command_line.options import (
     GroupArgument,
     JsonOption,
     UrlOption,
@@ -18,7 +19,6 @@ from logstore.cli.options import (
     complete_topics,
     time_ms,
 )
-from logstore.cli.output import counted, print_json, print_table
 from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:
@@ -235,27 +235,32 @@ def reset(
         list[int] | None,
         typer.Option("--partition", "-p", min=0, help="A partition of one --topic; may be repeated. [default: all]"),
     ] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log start offset.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the high watermark.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Reset to the log start offset.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Reset to the high watermark.")] = False,
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="To where the group is, or else the high watermark.")
+        bool,
+        typer.Option(
+            "--to-current", help="Keep the committed offset, or reset to the high watermark if there is none."
+        ),
     ] = False,
     to_offset: Annotated[
         int | None,
-        typer.Option("--to-offset", metavar="N", help="To this offset; -N: N before the high watermark."),
+        typer.Option("--to-offset", metavar="N", help="Reset to this offset; -N: N before the high watermark."),
     ] = None,
     to_timestamp: Annotated[
         str | None,
         typer.Option(
             "--to-timestamp",
             metavar="TIME",
-            help=f"To the first record of this time or later, or else the high watermark: {TIME_FORMS}.",
+            help=f"Reset to the first record of this time or later, or else to the high watermark: {TIME_FORMS}.",
         ),
     ] = None,
     shift_by: Annotated[
         int | None,
         typer.Option(
-            "--shift-by", metavar="N", help="By N offsets from where the group is, -N back; not beyond the log's ends."
+            "--shift-by",
+            metavar="N",
+            help="Move the committed offset by N, or back by -N, at most to the ends of the log.",
         ),
     ] = None,
     from_file: Annotated[
@@ -264,7 +269,7 @@ def reset(
             "--from-file",
             metavar="FILE",
             encoding="utf-8",
-            help="To the offsets in this file (-: stdin), as --export writes it.",
+            help="Reset to the offsets in this file (-: stdin), as --export writes it.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be committed; commit nothing.")] = False,
@@ -272,9 +277,9 @@ def reset(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Commit offsets for a group: where it reads next. All partitions or none.
+    """Commit the offsets where a group reads next, of all partitions or none.
 
-    A group with members is refused: stop them first. A group that does not exist is made.
+    A group with members is refused: stop them first. A group that does not exist is created.
     """
     targets = {
         "--to-earliest": to_earliest,
@@ -342,8 +347,8 @@ def delete(
 ) -> None:
     """Delete groups without members, and all their committed offsets.
 
-    Asks first; without a terminal it needs --yes. Each group is deleted or refused by itself: exit code 1 if one is
-    refused.
+    Asks first; without a terminal it needs --yes. Each group is deleted or refused independently: exit code 1 if
+    one is refused.
     """
     groups = list(dict.fromkeys(groups))
     if not yes:

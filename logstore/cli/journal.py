@@ -8,7 +8,6 @@ from uuid import UUID
 import msgspec
 import typer
 
-from logstore.cli.command_group import FAILED, fail
 from logstore.cli.data_directory import (
     data_of,
     journal_directories,
@@ -19,18 +18,19 @@ from logstore.cli.data_directory import (
     topic_names,
 )
 from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
-from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
 from logstore.cli.record_dump import (
     FromOption,
     RecordFormatOption,
+    RecordSelection,
     RecordsOption,
     ToOption,
-    Wanted,
     print_records,
     require_records,
-    wanted_records,
+    selected_records,
 )
+from logstore.command_line.command_group import FAILED, fail
+from logstore.command_line.options import JsonOption, given_path
 from logstore.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ DataOption = Annotated[
         "--data",
         metavar="DIR",
         parser=given_path,
-        help="A data directory: the journals of all its brokers, wherever these have them (log.dirs). Default: the "
-        "setting data (data).",
+        help="A data directory, for the journals of all its brokers, also those in other places (log.dirs). "
+        "Default: the setting data (data).",
     ),
 ]
 _DUMP_LINE = "{:>14} {:>10} {:11} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
@@ -73,11 +73,12 @@ def dump(
     directory: DirectoryArgument = None,
     data: DataOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many frames; with --records, records.")
+        int | None,
+        typer.Option("--limit", "-n", min=1, help="The most frames to print; with --records, the most records."),
     ] = None,
     records: RecordsOption = False,
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only of this topic, by its name or id.")
+        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only frames of this topic, by its name or id.")
     ] = None,
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only of this partition.")
@@ -89,16 +90,16 @@ def dump(
 ) -> None:
     """Print the frames, or with --records the records in them, oldest first.
 
-    Records come in the order of the journal: copies that were relocated come again, and records that a truncation
-    removed come also. Changes nothing, and works while the store runs.
+    Records come in the order of the journal, including copies that were relocated and records that a truncation
+    removed. Changes nothing, and works while the store runs.
 
-    In a cluster each broker has a journal of its own: they are shown one after the other. Records are of one of them.
+    In a cluster each broker has its own journal, and they are shown one after the other. Records are shown of one.
     """
     from logstore.inspection import journal as inspect
 
     require_records(records, **{"from": start, "to": end, "format": format})
     if records:
-        wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
+        wanted = selected_records(start=start, end=end, limit=limit, format=format, json=json)
         if len(journals := journal_directories(directory, data)) > 1:
             fail(f"There are journals of {len(journals)} brokers: name the one whose records are wanted: {journals[0]}")
         names = _topic_names(journals[0], directory or data)
@@ -159,7 +160,7 @@ def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
 
 
 def _records(
-    journal: Path, names: dict[str, str], topic: str | None, partition: int | None, wanted: Wanted
+    journal: Path, names: dict[str, str], topic: str | None, partition: int | None, wanted: RecordSelection
 ) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
     from logstore.inspection.observed_journal import ObservedJournal
     from logstore.log.frame_records import frame_records

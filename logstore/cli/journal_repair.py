@@ -7,7 +7,6 @@ from uuid import UUID
 
 import typer
 
-from logstore.cli.command_group import confirm, fail
 from logstore.cli.data_directory import (
     data_of,
     given_data,
@@ -18,8 +17,9 @@ from logstore.cli.data_directory import (
     log_directory_of,
     stopped_store,
 )
-from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import counted, print_json, print_table
+from logstore.command_line.command_group import confirm, fail
+from logstore.command_line.options import JsonOption, given_path
 from logstore.errors import LogStoreError
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def repair(
             "--data",
             metavar="DIR",
             parser=given_path,
-            help="The data directory with the tables. Default: the one that the journal is in, else the setting data "
-            "if the journal is of one of its brokers.",
+            help="The data directory with the tables. Default: the one that contains the journal, else the "
+            "setting data, if the journal belongs to one of its brokers.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -95,19 +95,20 @@ def repair(
         difference = stood.expected.difference(remains) if stood is not None and remains is not None else None
         if difference is not None:
             typer.echo(
-                f"The journal is not the one that stood here either: {difference}. Acknowledged records that it lacks "
-                "are lost, too, and are not in this list.",
+                f"The journal is also not the one that was here before: {difference}. Acknowledged records that "
+                "it lacks are lost as well, and are not in this list.",
                 err=True,
             )
         # A migration that was cut short leaves ``meta.json`` in a store of one node, which has the only copy.
         if isinstance(stood, LogDirectory) and (tables is None or is_of_cluster(tables)):
             typer.echo(
-                f"This is the journal of a broker of a cluster. Remove the log directory {home} instead, and start the "
-                f"broker: {REPLICAS_ARE_COPIED} A broker whose journal was repaired leaves its ISRs, too.",
+                f"This is the journal of a broker of a cluster. Remove the log directory {home} instead, and "
+                f"start the broker: {REPLICAS_ARE_COPIED} A broker whose journal was repaired also leaves its "
+                "ISRs.",
                 err=True,
             )
         if not yes:
-            confirm("Take out everything from the damage on?", otherwise="Nothing was changed.")
+            confirm("Remove everything from the damage on?", otherwise="Nothing was changed.")
         if isinstance(damage, JournalCorruptionError):  # else the repair refuses
             # This comes before the repair: a start after a crash in between refuses the damage as before.
             give_up_journal(home, local_filesystem())

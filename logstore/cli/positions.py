@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from logstore.cli.command_group import fail
+from logstore.command_line.command_group import fail
 
 if TYPE_CHECKING:
     from logstore.client.consumer import Consumer

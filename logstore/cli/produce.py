@@ -7,8 +7,11 @@ from typing import Annotated, BinaryIO, Literal
 
 import typer
 
-from logstore.cli.command_group import INTERRUPTED, fail
-from logstore.cli.options import (
+from logstore.cli.produce_input import Format, InputOptions, format_of, unescaped
+from logstore.cli.produce_run import Run, progress_bar, summarize
+from logstore.cli.record_blocks import no_faster
+from logstore.command_line.command_group import INTERRUPTED, fail
+from logstore.command_line.options import (
     CLIENT_ID,
     ClientIdOption,
     JsonOption,
@@ -17,9 +20,6 @@ from logstore.cli.options import (
     given_path,
     reachable_url,
 )
-from logstore.cli.produce_input import Format, InputOptions, format_of, unescaped
-from logstore.cli.produce_run import Run, progress_bar, summarize
-from logstore.cli.record_blocks import no_faster
 
 EXAMPLES = """\b
 Examples:
@@ -52,11 +52,11 @@ def produce(
             show_default=False,
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="All records have this key.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Give all records this key.")] = None,
     key_separator: Annotated[
         str | None,
         typer.Option(
-            "--key-separator", "-K", metavar="TEXT", help="A line is a key, this text (\\t: a tab), and a value."
+            "--key-separator", "-K", metavar="TEXT", help="Each line is a key, this text (\\t: a tab), and a value."
         ),
     ] = None,
     key_field: Annotated[
@@ -70,11 +70,11 @@ def produce(
     ] = None,
     key_json: Annotated[
         bool,
-        typer.Option("--key-json", help='Store keys as JSON texts: "ada" with its quotes in place of ada.'),
+        typer.Option("--key-json", help='Store keys as JSON texts: "ada" with its quotes instead of ada.'),
     ] = False,
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records; may be repeated."),
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Give all records this header; may be repeated."),
     ] = None,
     tombstone: Annotated[
         bool, typer.Option("--tombstone", "-Z", help="Send empty values as null, which deletes the key.")
@@ -101,7 +101,7 @@ def produce(
         str | None, typer.Option(metavar="COLUMN", help="CSV, Parquet: the column of partitions.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="All records to this partition.")
+        int | None, typer.Option("--partition", "-p", min=0, help="Send all records to this partition.")
     ] = None,
     delimiter: Annotated[
         str | None, typer.Option(metavar="CHARACTER", help="CSV: the separator of columns (\\t: a tab). [default: ,]")
@@ -121,7 +121,8 @@ def produce(
     ] = False,
     acks: Annotated[Literal["all", "1", "0"], typer.Option(help="When a record counts as stored.")] = "all",
     compression: Annotated[
-        Literal["none", "lz4", "zstd"], typer.Option(help="Compress batches, on the way and in the journal.")
+        Literal["none", "lz4", "zstd"],
+        typer.Option(help="Compress batches, both when they are sent and in the journal."),
     ] = "none",
     batch_bytes: Annotated[
         int, typer.Option("--batch-bytes", min=1, max=16 * 1024 * 1024, help="Bytes of lines in one request.")
@@ -132,11 +133,11 @@ def produce(
     progress: Annotated[
         bool | None,
         typer.Option(
-            "--progress/--no-progress", help="A bar on stderr. [default: on a terminal, but not with --quiet]"
+            "--progress/--no-progress", help="Show a bar on stderr. [default: on a terminal, but not with --quiet]"
         ),
     ] = None,
     client_id: ClientIdOption = CLIENT_ID,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:

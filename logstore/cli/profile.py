@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from logstore.cli.options import JsonOption, complete_profiles, named_store
 from logstore.cli.output import print_json, print_table
-from logstore.cli.profiles import KEYS, check_key, load_profiles, profiles_file, save_profiles
 from logstore.cli.record_writers import parse_format
+from logstore.command_line.options import JsonOption, complete_profiles, named_store
+from logstore.command_line.profiles import KEYS, check_key, load_profiles, profiles_file, save_profiles
 
 app = typer.Typer(no_args_is_help=True, help="Name stores, and choose one.", rich_markup_mode=None)
 

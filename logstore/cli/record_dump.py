@@ -28,20 +28,20 @@ RecordFormatOption = Annotated[
         "--format",
         "-f",
         metavar="FORMAT",
-        help="Of --records: a format of `logstore consume`, such as base64, csv or '%p/%o %k=%s'. [default: a table]",
+        help="With --records: a format of `logstore consume`, such as base64, csv or '%p/%o %k=%s'. [default: a table]",
         show_default=False,
     ),
 ]
 FromOption = Annotated[
-    int | None, typer.Option("--from", min=0, metavar="OFFSET", help="Of --records: from this offset on.")
+    int | None, typer.Option("--from", min=0, metavar="OFFSET", help="With --records: from this offset on.")
 ]
 ToOption = Annotated[
-    int | None, typer.Option("--to", min=0, metavar="OFFSET", help="Of --records: up to this offset and without it.")
+    int | None, typer.Option("--to", min=0, metavar="OFFSET", help="With --records: up to this offset, without it.")
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordSelection:
     """Offsets [start, end) of records, at most ``limit`` records; ``format`` is that of ``--format``, or ``json``."""
 
     start: int | None
@@ -54,31 +54,33 @@ class Wanted:
         return (self.start is None or end_offset > self.start) and (self.end is None or base_offset < self.end)
 
 
-def wanted_records(*, start: int | None, end: int | None, limit: int | None, format: str | None, json: bool) -> Wanted:
+def selected_records(
+    *, start: int | None, end: int | None, limit: int | None, format: str | None, json: bool
+) -> RecordSelection:
     """Combine the options. Raises a usage error for an empty range or an unknown format."""
     if start is not None and end is not None and end <= start:
-        raise typer.BadParameter(f"it is not behind --from {start}", param_hint="--to")
+        raise typer.BadParameter(f"it is not above --from {start}", param_hint="--to")
     if json and format is not None:
         raise typer.BadParameter("give one of --json and --format")
     if format is None:
-        return Wanted(start, end, limit, Format.json if json else table_lines)
+        return RecordSelection(start, end, limit, Format.json if json else table_lines)
     try:
         chosen = parse_format(format)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--format") from None
     if chosen is Format.parquet:
         raise typer.BadParameter("a dump is text: parquet is for consume --output", param_hint="--format")
-    return Wanted(start, end, limit, chosen)
+    return RecordSelection(start, end, limit, chosen)
 
 
 def require_records(asked: bool, **others: object) -> None:
     """Raise a usage error for options of ``--records`` without it."""
     given = [f"--{name}" for name, value in others.items() if value is not None]
     if given and not asked:
-        raise typer.BadParameter(f"{', '.join(given)} is about records: give --records, too")
+        raise typer.BadParameter(f"{', '.join(given)} is for records: also give --records")
 
 
-def print_records(batches: "Iterable[tuple[str, int, pa.RecordBatch]]", wanted: Wanted) -> None:
+def print_records(batches: "Iterable[tuple[str, int, pa.RecordBatch]]", wanted: RecordSelection) -> None:
     """Print batches of LOG_SCHEMA with their topics and partitions; a thousand records are in memory at a time."""
     from logstore.client.consumer.records import FetchedBatch
 
@@ -95,7 +97,7 @@ def print_records(batches: "Iterable[tuple[str, int, pa.RecordBatch]]", wanted: 
                     return
 
 
-def _slices(fetched: "FetchedBatch", wanted: Wanted) -> "Iterator[FetchedBatch]":
+def _slices(fetched: "FetchedBatch", wanted: RecordSelection) -> "Iterator[FetchedBatch]":
     if wanted.end is not None:
         fetched = fetched.before(wanted.end)
     first = 0 if wanted.start is None else len(fetched.before(wanted.start))

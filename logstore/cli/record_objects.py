@@ -69,7 +69,7 @@ class RecordObjects:
             if bytes(raws[0]) != b"null":
                 raws[:1] = surrogates.as_sent(raws[:1], decoded, line)
             if surrogates.count(line) > sum(surrogates.count(bytes(raw)) for raw in raws):
-                raise ValueError("half of a surrogate pair is no UTF-8, which the name of a header needs")
+                raise ValueError("half of a surrogate pair is not UTF-8, which the name of a header needs")
         at = record.timestamp
         if at is not None and not TIMESTAMP_MS_MIN <= at <= TIMESTAMP_MS_MAX:
             raise ValueError(f"timestamp {at} is out of range: times are ms since 1970, from year 1 to 9999")

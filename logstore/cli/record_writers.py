@@ -8,7 +8,6 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from logstore.cli.command_group import fail
 from logstore.cli.record_lines import (
     LineEncoder,
     base64_lines,
@@ -19,6 +18,7 @@ from logstore.cli.record_lines import (
     template_lines,
     value_lines,
 )
+from logstore.command_line.command_group import fail
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ def parse_format(text: str) -> Format | LineEncoder:
     if text in [*Format]:
         return Format(text)
     if "%" not in text:
-        raise ValueError(f"{text!r} is none of {', '.join(Format)}, and has no % as '%k %s' has")
+        raise ValueError(f"{text!r} is not one of {', '.join(Format)}, and has no % as '%k %s' has")
     return template_lines(text)
 
 

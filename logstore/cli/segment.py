@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import FAILED, fail
 from logstore.cli.data_directory import given_data, require_topics
-from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import bytes_text, counted, print_json, print_table, time_text
 from logstore.cli.record_dump import (
     FromOption,
     RecordFormatOption,
+    RecordSelection,
     RecordsOption,
     ToOption,
-    Wanted,
     print_records,
     require_records,
-    wanted_records,
+    selected_records,
 )
+from logstore.command_line.command_group import FAILED, fail
+from logstore.command_line.options import JsonOption, given_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ def dump(
     partition: PartitionOption = None,
     data: DataOption = None,
     records: RecordsOption = False,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many records.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The most records to print.")] = None,
     start: FromOption = None,
     end: ToOption = None,
     format: RecordFormatOption = None,
@@ -74,12 +74,12 @@ def dump(
     """Print the footer and the row groups of segments, or with --records their records.
 
     Changes nothing, and works while the store runs. The table cuts long keys and values short; --json and --format
-    have them whole.
+    print all of them.
     """
     require_records(records, **{"from": start, "to": end, "format": format, "limit": limit})
     chosen = _chosen(files, topic, partition, data)
     if records:
-        wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
+        wanted = selected_records(start=start, end=end, limit=limit, format=format, json=json)
         print_records(_records(chosen, wanted), wanted)
         return
     for number, found in enumerate(chosen):
@@ -135,7 +135,7 @@ def _chosen(paths: list[Path] | None, topic: str | None, partition: int | None, 
     ]
 
 
-def _records(chosen: Sequence[_File], wanted: Wanted) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
+def _records(chosen: Sequence[_File], wanted: RecordSelection) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
     from logstore.segments.reader import read_footer, row_group_batches, row_groups
 
     for found in chosen:
@@ -201,9 +201,9 @@ def verify(
 ) -> None:
     """Check every byte and every record of segments, and compare them with the Delta log.
 
-    Checksums; offsets that rise; statistics that are true; name, footer and add action that agree. Exit code 1 if a
-    file is damaged. Changes nothing, and works while the store runs. A file that the Delta log does not name is no
-    damage: a job has replaced it, or it comes from a crash.
+    Checks that checksums are right, offsets rise, statistics are true, and name, footer and add action agree. Exit code
+    1 if a file is damaged. Changes nothing, and works while the store runs. A file that the Delta log does not name is
+    not damage: a job has replaced it, or it comes from a crash.
     """
     from logstore.delta.log_check import read_remains
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from logstore.cli.options import existing_path, given_path
+from logstore.command_line.options import existing_path, given_path
 from logstore.errors import InvalidConfigError
 
 EXAMPLES = """\b
@@ -74,14 +74,14 @@ def serve(
         bool,
         typer.Option(
             "--new-journal",
-            help="Go on without the journal that stood here, with what is there now. Acknowledged records that are in "
-            "no table are given up. For one start, when a start without it was refused.",
+            help="Start without the journal that was here before, with the present one. Acknowledged records that "
+            "are in no table are given up. Only for one start, after a start without this option was refused.",
         ),
     ] = False,
     shared_port: Annotated[int | None, typer.Option(min=1, max=65_535, hidden=True)] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
-        typer.Option("--log-level", help="Log events from this level on. [default: info]", show_default=False),
+        typer.Option("--log-level", help="Log events of this level and above. [default: info]", show_default=False),
     ] = None,
 ) -> None:
     """Run a store in this terminal until Ctrl-C.
@@ -100,9 +100,10 @@ def serve(
             raise typer.BadParameter("--new-journal is for a store of one node, without --brokers")
         given = {"data": data, "port": port, "host": host, "log_level": log_level, "jobs_enable": jobs or None}
         _serve_brokers(brokers, config, kafka_port, given)
-    from logstore.process_memory import tune_allocators
+    from logstore.process_memory import hide_pandas, tune_allocators
 
     tune_allocators()  # before pyarrow is imported
+    hide_pandas()
     # Nearly all imported objects stay for good. The garbage collector would scan them repeatedly, which takes a tenth
     # of the whole start.
     gc.disable()
@@ -121,7 +122,7 @@ def serve(
 def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, given: Mapping[str, object]) -> NoReturn:
     from logstore.cluster_processes.kafka_addresses import kafka_addresses, wanted_kafka_addresses
     from logstore.cluster_processes.record import Directory
-    from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
+    from logstore.cluster_processes.running_cluster import ClusterEntry, ClusterOptions, run
     from logstore.listening_sockets import url_on
     from logstore.settings import load_settings, with_kafka_port
 
@@ -130,12 +131,10 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
     settings = load_settings(**given)
     settings = with_kafka_port(settings, kafka_port, settings.host)
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
-        raise InvalidConfigError(
-            "--brokers makes its sockets itself: take the ListenStream of the service manager away"
-        )
+        raise InvalidConfigError("--brokers makes its sockets itself: remove the ListenStream of the service manager")
     ids = range(settings.broker_id, settings.broker_id + count)
     peer_port = settings.inter_broker_port
-    wanted = Wanted(
+    wanted = ClusterOptions(
         Directory(settings.data),
         ids,
         zookeeper=settings.zookeeper_connect,

@@ -2,8 +2,8 @@
 
 import typer
 
-from logstore.cli.options import JsonOption, UrlOption, admin_of
 from logstore.cli.output import bytes_text, counted, duration_text, print_json, print_problems
+from logstore.command_line.options import JsonOption, UrlOption, admin_of
 
 EXAMPLES = """\b
 Examples:

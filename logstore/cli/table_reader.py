@@ -72,7 +72,7 @@ def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str], fields: Fie
     Raises InvalidRecordError naming the row, or a column that is missing or occurs twice.
     """
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
-        raise InvalidRecordError(f"there are two columns {twice[0]!r}: give each a name of its own")
+        raise InvalidRecordError(f"there are two columns {twice[0]!r}: give each its own name")
     for name in fields.named:
         require_column(name, names)
     of_records = fields.value is not None or "value" in names

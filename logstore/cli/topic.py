@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.cli.command_group import FAILED, confirm
-from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
 from logstore.cli.topic_listing import ids_text, known_text, leader_text, listing, print_listing, print_partitions
+from logstore.command_line.command_group import FAILED, confirm
+from logstore.command_line.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin, ListedPartitions

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from logstore.cli.command_group import INTERRUPTED, fail, waking
 from logstore.cli.meter import Meter, metered
-from logstore.cli.options import (
+from logstore.cli.output import counted, print_json
+from logstore.cli.positions import Place, seek
+from logstore.command_line.command_group import INTERRUPTED, fail, waking
+from logstore.command_line.options import (
     CLIENT_ID,
     JsonOption,
     KeyOption,
@@ -23,17 +25,15 @@ from logstore.cli.options import (
     selection,
     time_ms,
 )
-from logstore.cli.output import counted, print_json
-from logstore.cli.positions import Place, seek
 from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:
-    from logstore.cli.command_group import Interrupts
     from logstore.client.consumer import Consumer
     from logstore.client.consumer.records import FetchedBatch
     from logstore.client.metadata import TopicPartition
     from logstore.client.producer import Producer
     from logstore.client.producer.delivery import BatchDelivery
+    from logstore.command_line.command_group import Interrupts
 
 EXAMPLES = """\b
 Examples:
@@ -65,7 +65,7 @@ def copy(
         ),
     ],
     from_timestamp: Annotated[
-        str | None, typer.Option("--from-timestamp", metavar="TIME", help=f"From this time on: {TIME_FORMS}.")
+        str | None, typer.Option("--from-timestamp", metavar="TIME", help=f"Begin at this time: {TIME_FORMS}.")
     ] = None,
     key: KeyOption = None,
     where: WhereOption = None,
@@ -75,11 +75,11 @@ def copy(
             "--group",
             "-g",
             metavar="GROUP",
-            help="Commit how far the copy has come for this consumer group, and go on from there.",
+            help="Commit the progress of the copy for this consumer group, and continue there.",
         ),
     ] = None,
     progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Progress on stderr. [default: on a terminal]")
+        bool | None, typer.Option("--progress/--no-progress", help="Show progress on stderr. [default: on a terminal]")
     ] = None,
     json: JsonOption = False,
     url: UrlOption = None,

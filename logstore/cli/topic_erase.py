@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import FAILED, confirm, fail
-from logstore.cli.options import JsonOption, TopicArgument, UrlOption, admin_of
 from logstore.cli.output import counted, print_json, print_table, time_text
+from logstore.command_line.command_group import FAILED, confirm, fail
+from logstore.command_line.options import JsonOption, TopicArgument, UrlOption, admin_of
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
@@ -52,7 +52,7 @@ def erase(
     key_base64: Annotated[bool, typer.Option("--key-base64", help="The keys are given as base64.")] = False,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="EXPR", help="In the place of keys: the records that an expression selects."),
+        typer.Option("--where", metavar="EXPR", help="Instead of keys: erase the records that an expression selects."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the records, and erase nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -178,13 +178,13 @@ def _print_report(report: "ErasureReport") -> None:
         f"{report.deleted_files_count:,} deleted"
     )
     for broker in report.brokers:
-        print(f"Broker {broker.broker}: its journal has none of it since {time_text(broker.erased_ms)}")
+        print(f"Broker {broker.broker}: its journal has had none of the records since {time_text(broker.erased_ms)}")
     if report.pending:
         brokers = ", ".join(map(str, report.pending))
-        print(f"Pending: brokers {brokers} are not there; each erases before it serves again")
+        print(f"Pending: brokers {brokers} are not running; each erases the records before it serves again")
         print(f"Look again with: logstore topic erasures {report.topic}")
     if report.erased_ms is not None:
-        print(f"The last byte went at {time_text(report.erased_ms)}")
+        print(f"The last byte was deleted at {time_text(report.erased_ms)}")
     print("Not reached:")
     for text in report.not_reached:
         print(f"  {text}")

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import FAILED, fail
-from logstore.cli.options import JsonOption, UrlOption, admin_of, complete_topics, given_path
 from logstore.cli.output import counted, print_json, print_json_line, print_table
 from logstore.cli.topic_listing import ids_text, leader_text
+from logstore.command_line.command_group import FAILED, fail
+from logstore.command_line.options import JsonOption, UrlOption, admin_of, complete_topics, given_path
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
@@ -38,7 +38,7 @@ Examples:
 def generate(
     ctx: typer.Context,
     broker_list: Annotated[
-        str, typer.Option("--broker-list", metavar="ID,ID", help="The brokers that are to have the partitions.")
+        str, typer.Option("--broker-list", metavar="ID,ID", help="The brokers that get the partitions.")
     ],
     topics: Annotated[
         list[str] | None,
@@ -68,7 +68,7 @@ def generate(
     with admin_of(ctx, url) as admin:
         racks = {one.broker_id: one.rack for one in admin.describe_cluster().brokers}
         if missing := sorted(wanted - racks.keys()):
-            fail(f"brokers {missing} are not there, only {sorted(racks)}: start them, or correct --broker-list")
+            fail(f"brokers {missing} are not running, only {sorted(racks)}: start them, or correct --broker-list")
         states = admin.partition_replicas()
     plan = generated(states, topics, {broker: racks[broker] for broker in wanted}, replication_factor)
     print_json(plan)
@@ -87,7 +87,7 @@ def execute(ctx: typer.Context, plan: PlanArgument, json: JsonOption = False, ur
     """Begin the moves of a plan.
 
     New replicas copy their partition; once all of them are in sync, the former ones go. The plan is checked whole
-    before the first move. The output has the plan of the way back: keep it.
+    before the first move. The output has the plan to undo the moves: keep it.
     """
     from logstore.client.metadata import TopicPartition
     from logstore.client.reassignment import Progress, plan_of, progress, require_possible
@@ -111,8 +111,8 @@ def execute(ctx: typer.Context, plan: PlanArgument, json: JsonOption = False, ur
     for one, state in wanted:
         if state.leader < 0:
             typer.echo(
-                f"{one.topic}-{one.partition} has no leader, and is not copied before it has one: start a broker of "
-                f"{ids_text(state.in_sync_replicas)}.",
+                f"{one.topic}-{one.partition} has no leader, and cannot be copied before it has one: start a "
+                f"broker of {ids_text(state.in_sync_replicas)}.",
                 err=True,
             )
     if json:
@@ -120,7 +120,7 @@ def execute(ctx: typer.Context, plan: PlanArgument, json: JsonOption = False, ur
         return
     print(f"Began to move {counted(len(wanted), 'partition')}")
     if wanted:
-        print("The plan of the way back:")
+        print("The plan to undo the moves:")
         print_json_line(former)
 
 

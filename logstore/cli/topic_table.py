@@ -10,7 +10,6 @@ from uuid import UUID
 import msgspec
 import typer
 
-from logstore.cli.command_group import FAILED, confirm, fail
 from logstore.cli.data_directory import (
     given_data,
     is_of_cluster,
@@ -22,8 +21,9 @@ from logstore.cli.data_directory import (
     stopped_store,
     topic_names,
 )
-from logstore.cli.options import ConfigOption, JsonOption, existing_path, given_path, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_table
+from logstore.command_line.command_group import FAILED, confirm, fail
+from logstore.command_line.options import ConfigOption, JsonOption, existing_path, given_path, parse_configs
 
 if TYPE_CHECKING:
     from logstore.errors import LogStoreError

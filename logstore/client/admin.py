@@ -267,19 +267,19 @@ class Admin:
         """
         wanted = None if partitions is None else set(partitions)
 
-        def told() -> Topic:
+        def described() -> Topic:
             found = self.describe_topic(topic)
-            untold = [
+            missing = [
                 one.partition
                 for one in found.partitions
                 if one.high_watermark < 0 and (wanted is None or one.partition in wanted)
             ]
-            if untold:
-                numbers = ", ".join(map(str, untold))
+            if missing:
+                numbers = ", ".join(map(str, missing))
                 raise LeaderNotAvailableError(f"The leader of partition {numbers} of topic {topic!r} does not answer.")
             return found
 
-        return self._transport.keep_trying(told)
+        return self._transport.keep_trying(described)
 
     def find_partitions(
         self, topics: Iterable[str], *, if_there: bool = False, may_create: bool = False

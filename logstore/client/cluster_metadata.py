@@ -108,7 +108,7 @@ class ClusterMetadata:
         self._asked_at_all = 0.0
         # Unreachable URLs with the time since when; the lock guards them, as it guards the views.
         self._unreachable: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         # Topics of the view that a broker does not know, with the time since when.
         self._doubted: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -180,8 +180,8 @@ class ClusterMetadata:
         since = None if url is None else self._unreachable.get(url)
         if url is None or (since is not None and time.monotonic() < since + max(self._max_age_s, _UNREACHABLE_S_MIN)):
             yield (way := Way(None))
-            if url is not None and url not in self._told and not way.was_refused:
-                self._tell(broker_id, url, role)
+            if url is not None and url not in self._warned and not way.was_refused:
+                self._warn(broker_id, url, role)
             return
         try:
             yield Way(url)
@@ -193,9 +193,9 @@ class ClusterMetadata:
         if since is not None:
             with self._lock:
                 self._unreachable.pop(url, None)
-                self._told.discard(url)
+                self._warned.discard(url)
 
-    def _tell(self, broker_id: int | None, url: str, role: Role) -> None:
+    def _warn(self, broker_id: int | None, url: str, role: Role) -> None:
         """Warn if a broker is unreachable from here, after another one has handled its request.
 
         It may instead have died and been replaced in its role.
@@ -207,8 +207,8 @@ class ClusterMetadata:
             else:
                 self.refresh([role[0]])
                 right = self.leader(*role)
-            if right == broker_id and url in self._unreachable and url not in self._told:
-                self._told.add(url)
+            if right == broker_id and url in self._unreachable and url not in self._warned:
+                self._warned.add(url)
                 log.warning(
                     "Broker %s cannot be reached at %s from here: its requests go through another broker. Is that its "
                     "advertised address, and can this machine reach it?",
@@ -398,7 +398,7 @@ class ClusterMetadata:
             coordinators[group] = response.coordinator_id
             self._asked_coordinator[group] = began
         self._unreachable = {url: at for url, at in self._unreachable.items() if url in urls.values()}
-        self._told.intersection_update(urls.values())
+        self._warned.intersection_update(urls.values())
         self._asked_at_all = began
         self._view = _View(response.cluster_id, response.controller_id, urls, topics, coordinators)
 

@@ -61,7 +61,7 @@ class _Change:
                 f"{self.seen.leader_epoch}: step down."
             )
         if row.state != self.seen:
-            raise InvalidUpdateVersionError(f"The state of {what} is {row.state} by now: decide anew.")
+            raise InvalidUpdateVersionError(f"The state of {what} is {row.state} by now: decide again.")
         for broker_id in self.joining:
             if not view.may_join(broker_id, self.broker_epochs.get(broker_id, -1)):
                 raise IneligibleReplicaError(
@@ -103,7 +103,9 @@ class AlterPartitionManager:
             # The other change is written within this time. Without the pause the leader would ask again and again until
             # then.
             await asyncio.sleep(LINGER_S)
-            raise InvalidUpdateVersionError(f"A change of partition {partition} of {topic} was under way: decide anew.")
+            raise InvalidUpdateVersionError(
+                f"A change of partition {partition} of {topic} was under way: decide again."
+            )
         done: asyncio.Future[PartitionState] = asyncio.get_running_loop().create_future()
         waiting[partition] = _Change(topic_id, partition, seen, tuple(isr), broker_epochs, recovering, done)
         if len(waiting) == 1:

@@ -60,8 +60,8 @@ _RETRY_S: Final = 0.1
 
 
 class Controller:
-    """Elects this broker and decides while it is the controller. ``tables`` is shared with the coordinator, which wakes
-    the controller when it changes, and when the broker has registered (``is_registered``).
+    """Elects this broker and decides while it is the controller. ``tables`` is shared with the cluster state, which
+    wakes the controller when it changes, and when the broker has registered (``is_registered``).
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Controller:
         except MultiRefusedError as refused:
             self._refused(refused)
             await self._watched.refresh([refused.operation.path])
-            raise NotControllerError(f"{refused.operation.path} has changed meanwhile: decide anew.") from refused
+            raise NotControllerError(f"{refused.operation.path} has changed meanwhile: decide again.") from refused
 
     def _check(self) -> Check:
         if self._epoch_version is None or not self.is_active:

@@ -133,12 +133,12 @@ class EmbeddedClusterState:
         difference = directory.expected.difference(found)
         if difference is None and self._new_journal:
             raise DataDirectoryError(
-                f"The journal in {found.directory} is the one that stood here: start without --new-journal."
+                f"The journal in {found.directory} is the one that was here before: start without --new-journal."
             )
         if difference is not None and not self._new_journal:
             raise JournalDiffersError(found.directory, difference, f"Nothing was changed. {directory.remedy}")
         if difference is not None:
-            log.warning("coordinator.new_journal", directory=str(found.directory), why=difference)
+            log.warning("cluster_state.new_journal", directory=str(found.directory), why=difference)
             directory = directory.with_new_journal()
         return replace(directory, leader_epoch=max(directory.leader_epoch, found.incarnation) + 1)
 

@@ -35,7 +35,7 @@ def kazoo_client(
     )
     _note_granted_timeout(client, granted)
     _try_again_within(client, session_timeout_s / _TRIES)
-    _tell_of_the_end(client, ended)
+    _report_end(client, ended)
     return client
 
 
@@ -71,7 +71,7 @@ def _try_again_within(client: Any, seconds: float) -> None:
     handler.create_connection, connection._invoke = create_soon, invoke_soon  # noqa: SLF001
 
 
-def _tell_of_the_end(client: Any, ended: Callable[[], None]) -> None:
+def _report_end(client: Any, ended: Callable[[], None]) -> None:
     """Call ``ended`` whenever kazoo's thread ends.
 
     A response that kazoo does not expect ends it, for example (python-zk/kazoo#641). A listener of its states cannot

@@ -144,8 +144,8 @@ class OneNodeDirectory(_Directory):
     @property
     def remedy(self) -> str:
         return (
-            "Mount its file system or put the journal back, and start again. If it is gone for good, so are "
-            "acknowledged records that are in no table: to go on with what is there, start once with --new-journal."
+            "Mount its file system or put the journal back, and start again. If it is lost, acknowledged records "
+            "that are in no table are lost as well: to continue without them, start once with --new-journal."
         )
 
     @classmethod

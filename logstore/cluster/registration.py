@@ -63,7 +63,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 _COORDINATOR: Final = "zookeeper"
 _CLUSTER_FILE: Final = "cluster.json"
-_GIVE_UP: Final = f"write it anew: the id of the cluster is that of {znodes.CLUSTER_ID} in ZooKeeper"
+_GIVE_UP: Final = f"write it again: the id of the cluster is that of {znodes.CLUSTER_ID} in ZooKeeper"
 #: A former registration may last up to this factor times the session timeout: ZooKeeper rounds up to a tick.
 _EXPIRY_SLACK: Final = 1.5
 
@@ -184,7 +184,7 @@ class Registration:
                 found.directory,
                 difference,
                 "Nothing was changed. Put it back; or start the store once without zookeeper.connect, with "
-                "--new-journal, to go on without the records that it lacks.",
+                "--new-journal, to continue without the records that it lacks.",
             )
         log.warning("cluster.journal_differs", broker=self._broker_id, directory=str(found.directory), why=difference)
         return directory.with_new_journal()
@@ -233,7 +233,7 @@ class Registration:
         elif here != there and one_node:
             raise DataDirectoryError(
                 f"{self._data} belongs to a store of one node, and ZooKeeper at {self._zookeeper.servers} to another "
-                f"cluster, {there}: give the store a path of its own in zookeeper.connect, or start it without."
+                f"cluster, {there}: give the store its own path in zookeeper.connect, or start it without."
             )
         elif here != there:
             raise DataDirectoryError(

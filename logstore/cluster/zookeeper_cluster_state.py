@@ -1,4 +1,4 @@
-"""The coordinator of a broker in a cluster: it passes ZooKeeper's state to the broker.
+"""The cluster state of a broker in a cluster: it passes ZooKeeper's state to the broker.
 
 It combines the parts: the session, the broker's registration and lease, the watched view, the controller (which each
 broker may become), the leader's writes, ids of producers and locks of tables. When a session ends, the broker registers
@@ -321,7 +321,7 @@ class ZooKeeperClusterState:
         for node in list(self.view.topics.values()):
             for partition, state in enumerate(_states(node)):
                 if state.leader != NO_LEADER:
-                    _tell(listener, node.document.topic_id, partition, self._believed(state))
+                    _notify(listener, node.document.topic_id, partition, self._believed(state))
 
     def listen_to_brokers(self, listener: Callable[[], None]) -> None:
         self._broker_listeners.append(listener)
@@ -369,7 +369,7 @@ class ZooKeeperClusterState:
         self._view_changed_event.set()
         for name in sorted(changed):
             self._look_for_loss(before.topics.get(name), after.topics.get(name))
-            self._tell_of_partitions(name, before.topics.get(name), after.topics.get(name))
+            self._notify_of_partitions(name, before.topics.get(name), after.topics.get(name))
             for listener in self._topic_listeners:
                 listener(name)
         if before.brokers != after.brokers:
@@ -385,7 +385,7 @@ class ZooKeeperClusterState:
         if (table := self._tables.get(old.document.topic_id)) is not None:
             self._tables[table.topic_id] = dataclasses.replace(table, has_records=True)
 
-    def _tell_of_partitions(self, name: str, old: TopicNode | None, new: TopicNode | None) -> None:
+    def _notify_of_partitions(self, name: str, old: TopicNode | None, new: TopicNode | None) -> None:
         if old is not None and (new is None or new.document.topic_id != old.document.topic_id):
             self._names.pop(old.document.topic_id, None)
             old = None
@@ -399,7 +399,7 @@ class ZooKeeperClusterState:
             if partition >= len(known) and state.leader == NO_LEADER:
                 continue
             for listener in self._listeners:
-                _tell(listener, new.document.topic_id, partition, self._believed(state))
+                _notify(listener, new.document.topic_id, partition, self._believed(state))
 
     @property
     def _is_registered(self) -> bool:
@@ -419,7 +419,7 @@ class ZooKeeperClusterState:
         for node in list(self.view.topics.values()):
             for partition, state in enumerate(_states(node)):
                 for listener in self._listeners if state.leader == self._broker_id else ():
-                    _tell(listener, node.document.topic_id, partition, state)
+                    _notify(listener, node.document.topic_id, partition, state)
 
     # ---- topics -----------------------------------------------------------------------------------------------------
 
@@ -573,7 +573,7 @@ class ZooKeeperClusterState:
         await self._producer_ids.refresh()
 
 
-def _tell(listener: PartitionListener, topic_id: UUID, partition: int, state: PartitionState) -> None:
+def _notify(listener: PartitionListener, topic_id: UUID, partition: int, state: PartitionState) -> None:
     try:
         listener(topic_id, partition, state)
     except Exception:

@@ -19,7 +19,7 @@ from logstore.cluster_processes.zookeeper_process import ZooKeeperEntry
 from logstore.errors import LogStoreError
 
 #: Longer than the start of a broker may take.
-_ANSWER_S: Final = START_S + 20.0
+_RESPONSE_S: Final = START_S + 20.0
 _REQUEST_S: Final = 10.0
 
 
@@ -29,7 +29,7 @@ class _Request(msgspec.Struct, frozen=True):
     start_broker: int | None
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Response(msgspec.Struct, frozen=True):
     """Exactly one field is set."""
 
     broker: BrokerEntry | None = None
@@ -70,11 +70,11 @@ async def controlled(
             try:
                 request = msgspec.json.decode(line, type=_Request)
                 if request.start_broker is None:
-                    found = _Answer(zookeeper=await start_zookeeper())
+                    found = _Response(zookeeper=await start_zookeeper())
                 else:
-                    found = _Answer(broker=await start_broker(request.start_broker))
+                    found = _Response(broker=await start_broker(request.start_broker))
             except (LogStoreError, OSError, msgspec.DecodeError) as error:
-                found = _Answer(error=str(error))
+                found = _Response(error=str(error))
             writer.write(msgspec.json.encode(found) + b"\n")
             await writer.drain()
 
@@ -100,26 +100,26 @@ def ask_to_start(directory: Directory, broker_id: int) -> BrokerEntry:
     """Ask the running cluster to start a broker that has ended; return when it is ready. Raises
     ClusterProcessesError.
     """
-    late = f"Broker {broker_id} is not ready after {_ANSWER_S:.0f} seconds: see {directory.log(broker_id)}."
-    answer = _ask(directory, _Request(broker_id), late)
-    if answer.broker is None:
-        raise ClusterProcessesError(answer.error or "no reason was given")
-    return answer.broker
+    late = f"Broker {broker_id} is not ready after {_RESPONSE_S:.0f} seconds: see {directory.log(broker_id)}."
+    response = _ask(directory, _Request(broker_id), late)
+    if response.broker is None:
+        raise ClusterProcessesError(response.error or "no reason was given")
+    return response.broker
 
 
 def ask_to_start_zookeeper(directory: Directory) -> ZooKeeperEntry:
     """Ask the running cluster to start its ended ZooKeeper; return when it serves. Raises ClusterProcessesError."""
-    late = f"ZooKeeper does not serve after {_ANSWER_S:.0f} seconds: see {directory.zookeeper}."
-    answer = _ask(directory, _Request(None), late)
-    if answer.zookeeper is None:
-        raise ClusterProcessesError(answer.error or "no reason was given")
-    return answer.zookeeper
+    late = f"ZooKeeper does not serve after {_RESPONSE_S:.0f} seconds: see {directory.zookeeper}."
+    response = _ask(directory, _Request(None), late)
+    if response.zookeeper is None:
+        raise ClusterProcessesError(response.error or "no reason was given")
+    return response.zookeeper
 
 
-def _ask(directory: Directory, request: _Request, late: str) -> _Answer:
+def _ask(directory: Directory, request: _Request, late: str) -> _Response:
     """Send a request and return the response. ``late`` is the error message if none comes."""
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(_ANSWER_S)
+        asking.settimeout(_RESPONSE_S)
         try:
             with _address(directory.control) as address:
                 asking.connect(address)
@@ -134,4 +134,4 @@ def _ask(directory: Directory, request: _Request, late: str) -> _Answer:
             raise ClusterProcessesError(late) from None
     if not line:
         raise ClusterProcessesError(f"The cluster on {directory.data} was stopped meanwhile.")
-    return msgspec.json.decode(line, type=_Answer)
+    return msgspec.json.decode(line, type=_Response)

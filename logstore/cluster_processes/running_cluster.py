@@ -52,7 +52,7 @@ class ClusterEntry(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClusterOptions:
     """The cluster to run.
 
     ``zookeeper`` is the user's; with None it is the former one, else the cluster's own. ``log_dirs`` has a directory
@@ -79,7 +79,7 @@ class Wanted:
 Announce = Callable[[ClusterEntry, int | None], None]
 
 
-def run(wanted: Wanted, announce: Announce) -> int:
+def run(wanted: ClusterOptions, announce: Announce) -> int:
     """Run until SIGINT or SIGTERM. Return the exit code: 1 if a process had to be killed.
 
     Raises ClusterProcessesError (also if a service's ZooKeeper keeps ending), ZooKeeperServerError, DataDirectoryError,
@@ -111,7 +111,7 @@ def _require_stopped(directory: Directory) -> None:
         LockFile.acquire(log_directory, local_filesystem()).release()
 
 
-def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:
+def _reserve(wanted: ClusterOptions, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:
     """Reserve all ports; those of the last run are used again."""
     where = f"end it, or remove the port from {wanted.directory.record}"
 
@@ -131,7 +131,7 @@ def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[R
             if isinstance(error, PermissionError) or port == 0:
                 raise
             raise ClusterProcessesError(
-                f"Port {port} of {what} on {host} cannot be had ({error.strerror}): another process has it; {remedy}."
+                f"Port {port} of {what} on {host} cannot be used ({error.strerror}): another process has it; {remedy}."
             ) from None
 
     shared_port = None
@@ -176,7 +176,9 @@ def _reserve_for_kafka(broker_id: int, host: str, former: int, reserved: Reserve
 
 
 class _Cluster:
-    def __init__(self, wanted: Wanted, record: Record, shared_port: int | None, reserved: ReservedPorts) -> None:
+    def __init__(
+        self, wanted: ClusterOptions, record: Record, shared_port: int | None, reserved: ReservedPorts
+    ) -> None:
         self._wanted = wanted
         self._record, self._shared_port = record, shared_port
         self._reserved = reserved

@@ -31,4 +31,4 @@ class JournalDiffersError(DataDirectoryError):
     """The journal in a directory is not the expected one. ``difference`` is ``ExpectedJournal.difference``."""
 
     def __init__(self, directory: Path, difference: str, remedy: str) -> None:
-        super().__init__(f"The journal in {directory} is not the one that stood here: {difference}. {remedy}")
+        super().__init__(f"The journal in {directory} is not the one that was here before: {difference}. {remedy}")

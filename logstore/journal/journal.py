@@ -140,7 +140,7 @@ class Journal:
         self._failure_listener: Callable[[], None] = lambda: None
         self._room_listener: Callable[[], None] = lambda: None
         self._full = False
-        self._told: asyncio.Future[None] | None = None
+        self._reported: asyncio.Future[None] | None = None
         self._require_lock = require_lock
         self._identity: JournalIdentity | None = None
         self._positions: PositionRecorder | None = None
@@ -305,19 +305,19 @@ class Journal:
         self._queue.append(_Append(frames, length, on_stored))
         self._wake.set()
 
-    def group_told(self) -> "asyncio.Future[None] | None":
+    def group_reported(self) -> "asyncio.Future[None] | None":
         """Return a future that is done when the group in flight has been reported to its callbacks.
 
         None if no group is in flight. The future is shared: do not cancel it.
         """
-        if self._told is None and self.queued_bytes:
-            self._told = asyncio.get_running_loop().create_future()
-        return self._told
+        if self._reported is None and self.queued_bytes:
+            self._reported = asyncio.get_running_loop().create_future()
+        return self._reported
 
     def _end_group(self) -> None:
-        if self._told is not None:
-            self._told.set_result(None)
-            self._told = None
+        if self._reported is not None:
+            self._reported.set_result(None)
+            self._reported = None
         self._room_listener()
 
     async def _commit_appends(self) -> None:

@@ -1,13 +1,10 @@
 """The record codec in C (``record_codec.c``), called through ctypes, which lets other threads run meanwhile.
 
-``conf/build_hook.py`` compiles the library when the package is installed or its wheel is built. A library that does not
-belong to the source beside it is not loaded, because their structures could differ. A structure is the bytes of its
-fields, of 8 bytes each: packing them takes a microsecond, ctypes' own structures ten.
+A structure is the bytes of its fields, of 8 bytes each: packing them takes a microsecond, ctypes' own structures ten.
 """
 
 import ctypes
 import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -25,10 +22,13 @@ from logstore.kafka_batches.records import (
     fault_error,
 )
 from logstore.limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
-from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
+from logstore.native_library import library_of, load
+from logstore.records import column_memory as memory
+from logstore.records.column_memory import ByteColumn, HeaderColumns
+from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 SOURCE: Final = Path(__file__).with_name("record_codec.c")
-LIBRARY: Final = Path(__file__).with_name("_record_codec.so")
+LIBRARY: Final = library_of(SOURCE)
 
 _TIMESTAMP_TYPE: Final = WIRE_SCHEMA.field("timestamp").type
 _BATCH_FIELDS: Final = 6
@@ -43,25 +43,12 @@ _RISING: Final = struct.pack("3q", 0, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
 _CONTIGUOUS: Final = struct.pack("3q", 1, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
 
 
-class StaleLibraryError(OSError):
-    """The library was compiled from another source."""
-
-
-def source_crc() -> int:
-    return zlib.crc32(SOURCE.read_bytes())
-
-
 class NativeCodec:
     """The ``RecordCodec`` that calls the library."""
 
     def __init__(self, library: Path = LIBRARY) -> None:
-        """Load the library. Raises OSError if it cannot be loaded, and StaleLibraryError if it was compiled from
-        another source.
-        """
-        functions = ctypes.CDLL(str(library))
-        functions.source_crc.restype = ctypes.c_int64
-        if functions.source_crc() != source_crc():
-            raise StaleLibraryError(f"{library} was compiled from another {SOURCE.name}")
+        """Load the library. Raises the errors of ``native_library.load``."""
+        functions = load(SOURCE, library)
         # The last argument of each is memory that it writes, or reads without a length: an address.
         structure, number, address = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
         for name, arguments in (
@@ -81,7 +68,7 @@ class NativeCodec:
 
     def _found(self, batches: Sequence[BatchRecords], packed: bytes, rules: bytes, first_batch: int) -> list[Found]:
         count = len(batches)
-        found = _allocate(count * _FOUND.size)
+        found = memory.allocate(count * _FOUND.size)
         good = self._scan(packed, count, rules, found.address)
         if good < count:
             fault, record, *_ = _FOUND.unpack_from(found, good * _FOUND.size)
@@ -93,15 +80,19 @@ class NativeCodec:
         found = self._found(batches, packed, _RISING, 0)
         total = found[0] if len(found) == 1 else Found._make(map(sum, zip(*found, strict=True)))
         rows = sum(batch.record_count for batch in batches)
-        timed, timestamps, deltas = _bits(rows, total.untimed), _allocate(8 * rows), _allocate(4 * rows)
-        key = _Column(rows, total.key_bytes, total.null_keys)
-        value = _Column(rows, total.value_bytes, total.null_values)
-        headers = _Headers(rows, total) if total.header_count else None
+        timed, timestamps, deltas = (
+            memory.bits(rows, total.untimed),
+            memory.allocate(8 * rows),
+            memory.allocate(4 * rows),
+        )
+        key = ByteColumn(rows, total.key_bytes, total.null_keys)
+        value = ByteColumn(rows, total.value_bytes, total.null_values)
+        headers = _header_columns(rows, total) if total.header_count else None
         columns = _COLUMNS.pack(
             rows,
             total.header_count,
             timestamps.address,
-            _address(timed),
+            memory.address(timed),
             deltas.address,
             *key.target,
             *value.target,
@@ -132,14 +123,10 @@ class NativeCodec:
         size = self._encoded_size(packed)
         if size + HEADER_BYTES > COLUMN_BYTES_MAX:
             raise ValueError(f"a record batch has at most {COLUMN_BYTES_MAX} bytes: encode fewer records at once")
-        out = _allocate(HEADER_BYTES + size)
+        out = memory.allocate(HEADER_BYTES + size)
         if not self._encode(packed, out.address + HEADER_BYTES, size):
             raise AssertionError("the records were changed while they were encoded")
         return out
-
-
-# The source of memory; a test puts memory with guarded ends here.
-_allocate = pa.allocate_buffer
 
 
 def _packed(batches: Sequence[BatchRecords]) -> bytes:
@@ -149,63 +136,27 @@ def _packed(batches: Sequence[BatchRecords]) -> bytes:
     return _BATCH.pack(*fields) if len(batches) == 1 else struct.pack(f"{_BATCH_FIELDS * len(batches)}q", *fields)
 
 
-def _bits(rows: int, null_count: int) -> pa.Buffer | None:
-    """Return room for a validity bitmap, which a column without nulls does not have."""
-    return _allocate((rows + 7) // 8) if null_count else None
-
-
-def _address(buffer: pa.Buffer | None) -> int:
-    return 0 if buffer is None else int(buffer.address)
-
-
-class _Column:
-    """Memory for a binary or text column."""
-
-    def __init__(self, rows: int, data_bytes: int, null_count: int) -> None:
-        self._rows, self._null_count = rows, null_count
-        self._valid, self._offsets, self._data = (
-            _bits(rows, null_count),
-            _allocate(4 * (rows + 1)),
-            _allocate(data_bytes),
-        )
-
-    @property
-    def target(self) -> tuple[int, int, int, int]:
-        """The fields of ``struct target``."""
-        return _address(self._valid), self._offsets.address, self._data.address, self._data.size
-
-    def array(self, kind: pa.DataType) -> pa.Array:
-        buffers = [self._valid, self._offsets, self._data]
-        return pa.Array.from_buffers(kind, self._rows, buffers, null_count=self._null_count)
-
-
-class _Headers:
-    """Memory for the column of headers."""
-
-    def __init__(self, rows: int, found: Found) -> None:
-        self._rows, self._bare, self._count = rows, found.bare, found.header_count
-        self._valid, self._offsets = _bits(rows, found.bare), _allocate(4 * (rows + 1))
-        self._key = _Column(found.header_count, found.header_key_bytes, 0)
-        self._value = _Column(found.header_count, found.header_value_bytes, found.null_header_values)
-
-    @property
-    def targets(self) -> tuple[int, ...]:
-        return _address(self._valid), self._offsets.address, *self._key.target, *self._value.target
-
-    def array(self) -> pa.Array:
-        children = [self._key.array(pa.string()), self._value.array(pa.binary())]
-        elements = pa.StructArray.from_buffers(
-            HEADERS_TYPE.value_type, self._count, [None], null_count=0, children=children
-        )
-        buffers = [self._valid, self._offsets]
-        return pa.Array.from_buffers(HEADERS_TYPE, self._rows, buffers, null_count=self._bare, children=[elements])
+def _header_columns(rows: int, found: Found) -> HeaderColumns:
+    return HeaderColumns(
+        rows,
+        found.bare,
+        found.header_count,
+        key_bytes=found.header_key_bytes,
+        value_bytes=found.header_value_bytes,
+        null_values=found.null_header_values,
+    )
 
 
 def _source(column: pa.Array) -> tuple[int, int, int, int]:
     """Return the ``struct source`` of a binary, text or list column, which may be a slice. A list has no data."""
     valid, offsets, data, *_ = column.buffers()
     start = column.offset
-    return _address(valid) if column.null_count else 0, start, _address(offsets) + 4 * start, _address(data)
+    return (
+        memory.address(valid) if column.null_count else 0,
+        start,
+        memory.address(offsets) + 4 * start,
+        memory.address(data),
+    )
 
 
 def _numbers(column: pa.Array) -> int:

@@ -12,12 +12,12 @@ from logstore.errors import RequestTimedOutError
 _AT_ONCE: Final = 16
 
 Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-async def answers(asked: Sequence[Asked], answer: Callable[[Asked], Awaitable[Answer]]) -> list[Answer]:
+async def answers(asked: Sequence[Asked], answer: Callable[[Asked], Awaitable[Result]]) -> list[Result]:
     """Return the response for each, in the order of ``asked``; some are worked on at once."""
-    found: list[Answer] = []
+    found: list[Result] = []
     for begin in range(0, len(asked), _AT_ONCE):
         found += await asyncio.gather(*map(answer, asked[begin : begin + _AT_ONCE]))
     return found

@@ -35,7 +35,7 @@ from logstore.errors import (
     UnsupportedVersionError,
 )
 from logstore.filesystem import Buffer
-from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, answer_to, answer_to_idle_fetch
+from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Response, response_to, response_to_idle_fetch
 from logstore.kafka_listener.fetch_sessions import Fetching
 from logstore.kafka_listener.http_refusal import HTTP_REFUSAL
 from logstore.kafka_listener.idle_fetch import IdleFetch
@@ -72,7 +72,7 @@ _AT_ONCE_BYTES_MAX: Final = 64 * KIB
 class _InHand:
     """A request in hand, its room among the bytes in flight, and its response once it exists."""
 
-    __slots__ = ("answer", "api_key", "began", "ends", "is_decoded", "room", "task")
+    __slots__ = ("api_key", "began", "ends", "is_decoded", "response", "room", "task")
 
     def __init__(self, api_key: int, room: Reservation, *, is_decoded: bool) -> None:
         self.began = time.perf_counter()
@@ -80,13 +80,13 @@ class _InHand:
         self.room = room
         self.is_decoded = is_decoded
         self.task: asyncio.Task[None] | None = None
-        self.answer: Answer | None = None
+        self.response: Response | None = None
         #: True if the connection ends here, instead of a response.
         self.ends = False
 
     @property
     def is_done(self) -> bool:
-        return self.answer is not None or self.ends
+        return self.response is not None or self.ends
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -165,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
         self._can_write = True
         self._untaken.clear()
         self._release_taken()
-        self._send_answers()
+        self._send_responses()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Cancel the handlers, except those that append: their records may be on disk."""
@@ -173,8 +173,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end_wait()
         self._idle_fetch = None
         for one in self._in_hand:
-            if one.answer is not None and one.answer.release is not None:
-                one.answer.release()
+            if one.response is not None and one.response.release is not None:
+                one.response.release()
             elif one.task is not None and one.api_key != PRODUCE:
                 one.task.cancel()
         self._in_hand.clear()
@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         LOG_FIELDS.set(_log_fields(context))
         try:
-            one.answer = answer_to_idle_fetch(self._store, context, request, fetching)
+            one.response = response_to_idle_fetch(self._store, context, request, fetching)
         except Exception as error:
             log.error("kafka.unexpected_error", api=APIS[FETCH].name, exc_info=error)
         finally:
@@ -353,9 +353,9 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         LOG_FIELDS.set(_log_fields(context))
         try:
-            one.answer = await answer_to(self._store, context, request, self._turn, fetching)
+            one.response = await response_to(self._store, context, request, self._turn, fetching)
         except LogStoreError as error:
-            self._tell(error.message, request)
+            self._log_end(error.message, request)
         except Exception as error:
             log.error("kafka.unexpected_error", api=APIS[request.api_key].name, exc_info=error)
         finally:
@@ -371,25 +371,25 @@ class Connection(asyncio.BufferedProtocol):
         if _logger.isEnabledFor(logging.DEBUG):
             log.debug("kafka.answered", api=api, version=request.api_version, milliseconds=round(seconds * 1000, 3))
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
+    # ---- responses --------------------------------------------------------------------------------------------------
 
     def _ended(self, one: _InHand) -> None:
         one.room.release()
-        if one.answer is None:  # The request was refused, failed or cancelled.
+        if one.response is None:  # The request was refused, failed or cancelled.
             one.ends = True
         self._answered(one)
 
     def _answered(self, one: _InHand) -> None:
         if self._transport is None or self._transport.is_closing():
-            if one.answer is not None and one.answer.release is not None:
-                one.answer.release()
-                one.answer = None
+            if one.response is not None and one.response.release is not None:
+                one.response.release()
+                one.response = None
             return
-        if one.answer is not None and one.answer.throttle_ms > 0:
-            self._pause(one.answer.throttle_ms)
-        self._send_answers()
+        if one.response is not None and one.response.throttle_ms > 0:
+            self._pause(one.response.throttle_ms)
+        self._send_responses()
 
-    def _send_answers(self) -> None:
+    def _send_responses(self) -> None:
         """Send the responses that are due, in the order of the requests; then begin the requests that waited for
         them.
         """
@@ -399,12 +399,12 @@ class Connection(asyncio.BufferedProtocol):
         in_hand = self._in_hand
         while in_hand and self._can_write and in_hand[0].is_done:
             one = in_hand.popleft()
-            if one.answer is None:
+            if one.response is None:
                 self._close()
                 return
-            if one.answer.release is not None:
-                self._releases.append(one.answer.release)
-            if buffers := one.answer.buffers:
+            if one.response.release is not None:
+                self._releases.append(one.response.release)
+            if buffers := one.response.buffers:
                 self._active_at = self._loop.time()
                 if len(buffers) == 1:
                     transport.write(buffers[0])
@@ -440,7 +440,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, reason: str, request: Request | None = None) -> None:
+    def _log_end(self, reason: str, request: Request | None = None) -> None:
         api = (
             {}
             if request is None
@@ -450,7 +450,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end(self, reason: str) -> None:
         """Read nothing more, log the reason, and close after the responses to earlier requests."""
-        self._tell(reason)
+        self._log_end(reason)
         self._stop_taking()
 
     def _stop_taking(self) -> None:
@@ -477,7 +477,7 @@ class Connection(asyncio.BufferedProtocol):
                 one.task.cancel()
         if self._waiting is not None:
             self._end_wait()
-            self._send_answers()
+            self._send_responses()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -491,7 +491,7 @@ class Connection(asyncio.BufferedProtocol):
             if now - self._closed_at > _LINGER_SECONDS:
                 self.abort()
         elif not self._can_write:
-            self._look_at_answer(now)
+            self._look_at_response(now)
         elif self._in_hand or not self._is_reading:
             self._arriving = None
         elif self._reader.is_within_frame:
@@ -516,7 +516,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._arriving = (now, self._received, self._frames)
 
-    def _look_at_answer(self, now: float) -> None:
+    def _look_at_response(self, now: float) -> None:
         """Cut the connection if the client has not read the bytes of one interval within two, as over HTTP: its kernel
         acknowledges in steps.
         """
@@ -529,7 +529,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._untaken) > 2:
             (_, before), *_ = self._untaken
             if before - size < CLIENT_BYTES_PER_SECOND_MIN * seconds:
-                self._tell(f"The client does not take its answer: {size} bytes wait")
+                self._log_end(f"The client does not read its response: {size} bytes wait")
                 self.abort()
             del self._untaken[0]
 

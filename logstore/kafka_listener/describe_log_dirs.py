@@ -70,7 +70,7 @@ def _sizes(store: KafkaStore, topic: Topic, partitions: Iterable[int]) -> list[_
     for partition in partitions:
         if not 0 <= partition < len(topic.partitions):
             continue
-        if store.node_id not in store.coordinator.partition_state(topic.topic_id, partition).replicas:
+        if store.node_id not in store.cluster_state.partition_state(topic.topic_id, partition).replicas:
             continue
         log = topic.partitions[partition]
         found.append(

@@ -41,7 +41,7 @@ async def describe_topic_partitions(
     names = asked or [topic.name for topic in broker.topics.served.all(context, include_internal=True)]
     first = "" if cursor is None else cursor.topic_name
     left = max(1, min(request.response_partition_limit, _PARTITIONS_MAX))
-    brokers = frozenset(store.coordinator.brokers)
+    brokers = frozenset(store.cluster_state.brokers)
     found: list[_Topic] = []
     for name in names:
         if name < first:

@@ -80,7 +80,7 @@ FETCH: Final = 1
 WAITING: Final = frozenset((FETCH, 11, 14))
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """``buffers`` are the frame, to be sent one after the other; empty for no response. Nothing is read for
     ``throttle_ms``. ``release`` is called once the response is sent.
     """
@@ -90,9 +90,9 @@ class Answer(NamedTuple):
     release: Callable[[], None] | None
 
 
-async def answer_to(
+async def response_to(
     store: KafkaStore, context: RequestContext, request: Request, turn: Turn, fetching: Fetching | None = None
-) -> Answer:
+) -> Response:
     """Handle a request. ``turn`` is that of the connection's Produce requests; ``fetching`` is a fetch that has waited.
 
     An exception means that there is no response, and that the connection ends.
@@ -109,25 +109,27 @@ async def answer_to(
     if isinstance(message, Held):
         message, release = message
     try:
-        return _answer(request, message, over_quota, release)
+        return _response(request, message, over_quota, release)
     except BaseException:
         if release is not None:
             release()
         raise
 
 
-def answer_to_idle_fetch(store: KafkaStore, context: RequestContext, request: Request, fetching: Fetching) -> Answer:
+def response_to_idle_fetch(
+    store: KafkaStore, context: RequestContext, request: Request, fetching: Fetching
+) -> Response:
     """Return the response to a fetch that has waited, and has nothing to report."""
     over_quota = store.broker.quotas.charge(context, QuotaKind.REQUESTS, 1)
     throttle_ms = store.broker.admission.charge(context, QuotaKind.FETCHED_BYTES, 0)
-    return _answer(request, fetching.answer((), throttle_ms), over_quota, None)
+    return _response(request, fetching.response((), throttle_ms), over_quota, None)
 
 
-def _answer(request: Request, message: Any, over_quota: float, release: Callable[[], None] | None) -> Answer:
+def _response(request: Request, message: Any, over_quota: float, release: Callable[[], None] | None) -> Response:
     throttle_ms = max(math.ceil(over_quota * 1000), getattr(message, "throttle_time_ms", 0))
     if message is None:
-        return Answer([], throttle_ms, None)
+        return Response([], throttle_ms, None)
     if over_quota > 0 and hasattr(message, "throttle_time_ms"):
         message = msgspec.structs.replace(message, throttle_time_ms=throttle_ms)
     buffers = write_response(request.api_key, request.response_version, request.correlation_id, message)
-    return Answer(buffers, throttle_ms, release)
+    return Response(buffers, throttle_ms, release)

@@ -26,7 +26,7 @@ from logstore.errors import (
     ThrottledError,
 )
 from logstore.filesystem import Buffer
-from logstore.kafka_listener.fetch_sessions import Answer, Asked, Fetching, Key
+from logstore.kafka_listener.fetch_sessions import Asked, Fetching, Key, PartitionResponse
 from logstore.kafka_listener.held import Held
 from logstore.kafka_listener.leader_epochs import UNDEFINED, epoch_end, require_leader
 from logstore.kafka_listener.offsets_topic import PARTITION_BYTES_MAX, in_kafkas_form
@@ -54,7 +54,7 @@ _topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
 #: The records that were read from a partition, or the reason why nothing was.
 _Read = FetchResult[list[Buffer]] | LogStoreError
 #: The result for a partition that needs no read; otherwise the read that it needs.
-_Found = Answer | WantedPartition
+_Found = PartitionResponse | WantedPartition
 
 
 async def fetch(
@@ -69,8 +69,8 @@ async def fetch(
         return FetchResponse(error_code=number_of(error))
     if version < TOPIC_IDS_VERSION:
         await store.broker.elsewhere.until_known(str(topic) for (topic, _), _ in fetching.partitions)
-    answers = _Answers(store, context, version, Isolation(request.isolation_level))
-    found = await answers.find(fetching)
+    responses = _Responses(store, context, version, Isolation(request.isolation_level))
+    found = await responses.find(fetching)
     wanted = [one for _, one in found if isinstance(one, WantedPartition)]
     limits = FetchLimits(
         max_bytes=_bounded(request.max_bytes),
@@ -78,31 +78,29 @@ async def fetch(
         min_bytes=request.min_bytes,
         # The fetch does not wait if there is something to report.
         max_wait_ms=request.max_wait_ms if len(wanted) == len(found) else 0,
-        isolation=answers.isolation,
+        isolation=responses.isolation,
     )
     try:
         fetched = await store.broker.fetch.batches(context, wanted, limits)
     except ThrottledError as error:
         return fetching.throttled(error.retry_after_s * 1000)
     try:
-        read = await _in_kafkas_form(wanted, fetched.answers) if answers.has_group_offsets else fetched.answers
-        response = fetching.answer(answers.to_tell(fetching, found, read), fetched.throttle_ms)
-        return Held(answers.with_leaders(response), fetched.reservation.release)
+        read = await _in_kafkas_form(wanted, fetched.answers) if responses.has_group_offsets else fetched.answers
+        response = fetching.response(responses.to_send(fetching, found, read), fetched.throttle_ms)
+        return Held(responses.with_leaders(response), fetched.reservation.release)
     except BaseException:
         fetched.reservation.release()
         raise
 
 
-async def _in_kafkas_form(wanted: Sequence[WantedPartition], answers: Mapping[int, _Read]) -> Mapping[int, _Read]:
-    """Return ``answers``, with the records of ``__consumer_offsets`` in Kafka's form."""
+async def _in_kafkas_form(wanted: Sequence[WantedPartition], read: Mapping[int, _Read]) -> Mapping[int, _Read]:
+    """Return ``read``, with the records of ``__consumer_offsets`` in Kafka's form."""
     own = {
-        at: answer
-        for at, answer in answers.items()
-        if wanted[at].topic.name == OFFSETS_TOPIC and isinstance(answer, FetchResult)
+        at: one for at, one in read.items() if wanted[at].topic.name == OFFSETS_TOPIC and isinstance(one, FetchResult)
     }
-    served = dict(answers)
-    for at, answer in own.items():
-        served[at] = dataclasses.replace(answer, records=await asyncio.to_thread(in_kafkas_form, answer.records))
+    served = dict(read)
+    for at, one in own.items():
+        served[at] = dataclasses.replace(one, records=await asyncio.to_thread(in_kafkas_form, one.records))
     return served
 
 
@@ -117,7 +115,7 @@ def _bounded(num_bytes: int) -> int:
     return max(1, min(num_bytes, FETCH_BYTES_MAX))
 
 
-class _Answers:
+class _Responses:
     """The partitions of one fetch, and their results."""
 
     def __init__(self, store: KafkaStore, context: RequestContext, version: int, isolation: Isolation) -> None:
@@ -163,34 +161,34 @@ class _Answers:
         except LogStoreError as error:
             return error
 
-    def to_tell(
+    def to_send(
         self,
         fetching: Fetching,
         found: Sequence[tuple[Key, _Found]],
         read: Mapping[int, _Read],
-    ) -> list[tuple[Key, Answer]]:
+    ) -> list[tuple[Key, PartitionResponse]]:
         """Return the results of all partitions, except those that the client has already. ``read`` has what was read,
         by the place among the wanted ones.
         """
-        told = []
+        responses = []
         place = -1
         for key, one in found:
-            if isinstance(one, Answer):
-                told.append((key, one))
+            if isinstance(one, PartitionResponse):
+                responses.append((key, one))
                 continue
             place += 1
             records = read.get(place)
-            if records is not None or not fetching.has_told(key, one.log.high_watermark, one.log.log_start_offset):
-                told.append((key, self._of(one, records)))
-        return told
+            if records is not None or not fetching.has_sent(key, one.log.high_watermark, one.log.log_start_offset):
+                responses.append((key, self._of(one, records)))
+        return responses
 
-    def _of(self, wanted: WantedPartition, read: _Read | None) -> Answer:
+    def _of(self, wanted: WantedPartition, read: _Read | None) -> PartitionResponse:
         """Return the result of a partition that was read; ``read`` is None if there are no new records."""
         log = wanted.log
         if isinstance(read, LogStoreError):
             return self._error(wanted.topic, log.partition, read)
         ends: FetchResult[list[Buffer]] | PartitionLog = log if read is None else read
-        return Answer(
+        return PartitionResponse(
             partition_index=log.partition,
             high_watermark=ends.high_watermark,
             last_stable_offset=ends.last_stable_offset,
@@ -200,18 +198,20 @@ class _Answers:
             records=_NO_RECORDS if read is None else read.records,
         )
 
-    def _error(self, topic: Topic | None, partition: int, error: LogStoreError) -> Answer:
-        answer = Answer(partition_index=partition, error_code=number_of(error), high_watermark=-1, records=_NO_RECORDS)
+    def _error(self, topic: Topic | None, partition: int, error: LogStoreError) -> PartitionResponse:
+        response = PartitionResponse(
+            partition_index=partition, error_code=number_of(error), high_watermark=-1, records=_NO_RECORDS
+        )
         if (
             topic is None
             or self._version < _LEADERS_VERSION
             or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError)
         ):
-            return answer
-        state = self._store.coordinator.partition_state(topic.topic_id, partition)
+            return response
+        state = self._store.cluster_state.partition_state(topic.topic_id, partition)
         self._leaders.add(state.leader)
         leader = FetchResponse.LeaderIdAndEpoch(leader_id=state.leader, leader_epoch=state.leader_epoch)
-        return msgspec.structs.replace(answer, current_leader=leader)
+        return msgspec.structs.replace(response, current_leader=leader)
 
     def with_leaders(self, response: FetchResponse) -> FetchResponse:
         """Return ``response`` with the addresses of the leaders that its partitions name."""
@@ -223,7 +223,7 @@ class _Answers:
         return msgspec.structs.replace(response, node_endpoints=endpoints) if endpoints else response
 
 
-def _divergence(log: PartitionLog, asked: Asked) -> Answer | None:
+def _divergence(log: PartitionLog, asked: Asked) -> PartitionResponse | None:
     """Return the result for a reader whose log has another end of its last epoch than this one (KIP-595)."""
     if asked.last_fetched_epoch == UNDEFINED:
         return None
@@ -237,7 +237,7 @@ def _divergence(log: PartitionLog, asked: Asked) -> Answer | None:
         )
     if epoch == asked.last_fetched_epoch and end_offset >= asked.fetch_offset:
         return None
-    return Answer(
+    return PartitionResponse(
         partition_index=log.partition,
         high_watermark=log.high_watermark,
         last_stable_offset=log.last_stable_offset,

@@ -30,7 +30,7 @@ _EPOCH_MAX: Final = 2**31 - 1
 #: The topic as the request names it, by its id (bytes) or its name, and the partition.
 Key = tuple[bytes | str, int]
 Asked = FetchRequest.FetchPartition
-Answer = FetchResponse.PartitionData
+PartitionResponse = FetchResponse.PartitionData
 
 
 def next_epoch(epoch: int) -> int:
@@ -48,17 +48,19 @@ class CachedPartition:
         self.high_watermark = high_watermark
         self.log_start_offset = log_start_offset
 
-    def has_told(self, high_watermark: int, log_start_offset: int) -> bool:
+    def has_sent(self, high_watermark: int, log_start_offset: int) -> bool:
         """Return whether these are the ends that the client got last."""
         return high_watermark == self.high_watermark and log_start_offset == self.log_start_offset
 
-    def must_answer(self, answer: Answer) -> bool:
+    def must_send(self, response: PartitionResponse) -> bool:
         """Return whether the client has to get the result, and record that it did. An error has the ends -1, so the
         next result is always sent.
         """
-        has_told = self.has_told(answer.high_watermark, answer.log_start_offset)
-        self.high_watermark, self.log_start_offset = answer.high_watermark, answer.log_start_offset
-        return bool(answer.error_code) or bool(answer.records) or not has_told or answer.diverging_epoch.epoch >= 0
+        has_sent = self.has_sent(response.high_watermark, response.log_start_offset)
+        self.high_watermark, self.log_start_offset = response.high_watermark, response.log_start_offset
+        return (
+            bool(response.error_code) or bool(response.records) or not has_sent or response.diverging_epoch.epoch >= 0
+        )
 
 
 class Session:
@@ -92,25 +94,25 @@ class Fetching:
     def partitions(self) -> Iterable[tuple[Key, Asked]]:
         return self._asked.items()
 
-    def has_told(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:  # noqa: ARG002 - nothing yet
+    def has_sent(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:  # noqa: ARG002 - nothing yet
         """Return whether the client of a session got these ends of the partition last: then only records and errors are
         sent.
         """
         return False
 
-    def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
-        """Return the response. ``answers`` are the results of all partitions, in order; those that it ``has_told`` may
+    def response(self, responses: Iterable[tuple[Key, PartitionResponse]], throttle_ms: int = 0) -> FetchResponse:
+        """Return the response. ``responses`` are those of all partitions, in order; those that it ``has_sent`` may
         be left out.
         """
-        told = list(answers)
+        sent = list(responses)
         session_id = _NO_SESSION
         if self._wants_session:
             cached = {
-                key: CachedPartition(self._asked[key], answer.high_watermark, answer.log_start_offset)
-                for key, answer in told
+                key: CachedPartition(self._asked[key], response.high_watermark, response.log_start_offset)
+                for key, response in sent
             }
             session_id = self._sessions.add(cached, by_id=self._by_id)
-        return _response(session_id, told, throttle_ms)
+        return _response(session_id, sent, throttle_ms)
 
     def throttled(self, throttle_ms: int) -> FetchResponse:
         """Return the response without a partition, which makes the client wait."""
@@ -127,23 +129,23 @@ class _IncrementalFetching(Fetching):
     def partitions(self) -> Iterator[tuple[Key, Asked]]:
         return ((key, cached.asked) for key, cached in self._session.partitions.items())
 
-    def has_told(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
+    def has_sent(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
         cached = self._session.partitions.get(key)  # It is None if another fetch has come and removed it.
-        return cached is not None and cached.has_told(high_watermark, log_start_offset)
+        return cached is not None and cached.has_sent(high_watermark, log_start_offset)
 
-    def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
+    def response(self, responses: Iterable[tuple[Key, PartitionResponse]], throttle_ms: int = 0) -> FetchResponse:
         session = self._session
         if session.epoch != self._epoch:
             return self._came_twice()
-        told = []
-        for key, answer in answers:
+        sent = []
+        for key, response in responses:
             cached = session.partitions[key]
-            if cached.must_answer(answer):
-                told.append((key, answer))
-                if answer.records:  # The other partitions come first the next time.
+            if cached.must_send(response):
+                sent.append((key, response))
+                if response.records:  # The other partitions come first the next time.
                     del session.partitions[key]
                     session.partitions[key] = cached
-        return _response(session.id, told, throttle_ms)
+        return _response(session.id, sent, throttle_ms)
 
     def throttled(self, throttle_ms: int) -> FetchResponse:
         if self._session.epoch != self._epoch:
@@ -262,15 +264,15 @@ class FetchSessions:
             self.num_partitions -= session.size
 
 
-def _response(session_id: int, answers: Iterable[tuple[Key, Answer]], throttle_ms: int) -> FetchResponse:
+def _response(session_id: int, responses: Iterable[tuple[Key, PartitionResponse]], throttle_ms: int) -> FetchResponse:
     """Return the response. Adjacent partitions of one topic are grouped."""
     topics: list[FetchResponse.FetchableTopicResponse] = []
     before: bytes | str | None = None
-    partitions: list[Answer] = []
-    for (topic, _), answer in answers:
+    partitions: list[PartitionResponse] = []
+    for (topic, _), response in responses:
         if topic != before:
             before, partitions = topic, []
             name, topic_id = (topic, ZERO_UUID) if isinstance(topic, str) else ("", topic)
             topics.append(FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id, partitions=partitions))
-        partitions.append(answer)
+        partitions.append(response)
     return FetchResponse(throttle_time_ms=throttle_ms, session_id=session_id, responses=topics)

@@ -44,7 +44,7 @@ class _Watched(NamedTuple):
         return (
             not wanted.may_have_changed
             and self.leader_epoch in (UNDEFINED, log.leader_epoch)
-            and self.cached.has_told(log.high_watermark, log.log_start_offset)
+            and self.cached.has_sent(log.high_watermark, log.log_start_offset)
         )
 
 
@@ -78,7 +78,7 @@ class IdleFetch:
         waits = False
         try:
             waits = self._begin(request, version, context)
-        except Exception:  # noqa: BLE001 - who answers the fetch meets it, and tells it
+        except Exception:  # noqa: BLE001 - the handler of the fetch meets it, and reports it
             return False
         finally:
             if not waits:

@@ -42,7 +42,7 @@ _VERSIONS: Final[Mapping[int, int]] = {
 _OFFSET_NOT_AVAILABLE_VERSION: Final = 5
 
 _Asked = ListOffsetsRequest.ListOffsetsPartition
-_Answer = ListOffsetsResponse.ListOffsetsPartitionResponse
+_Response = ListOffsetsResponse.ListOffsetsPartitionResponse
 
 
 async def list_offsets(
@@ -53,7 +53,7 @@ async def list_offsets(
     times = Counter((topic.name, one.partition_index) for topic in request.topics for one in topic.partitions)
     topics = []
     for asked in request.topics:
-        answers = []
+        responses = []
         for one in asked.partitions:
             try:
                 if times[asked.name, one.partition_index] > 1:
@@ -61,11 +61,11 @@ async def list_offsets(
                 if request.isolation_level not in ISOLATION_LEVELS:
                     raise InvalidRequestError(f"There is no isolation level {request.isolation_level}.")
                 topic = store.broker.topics.served.topic(context, asked.name)
-                answer = await _find(store, context, topic, one, Isolation(request.isolation_level), version)
+                response = await _find(store, context, topic, one, Isolation(request.isolation_level), version)
             except LogStoreError as error:
-                answer = _Answer(partition_index=one.partition_index, error_code=_number_of(error, version))
-            answers.append(answer)
-        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=asked.name, partitions=answers))
+                response = _Response(partition_index=one.partition_index, error_code=_number_of(error, version))
+            responses.append(response)
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=asked.name, partitions=responses))
     return ListOffsetsResponse(topics=topics)
 
 
@@ -77,7 +77,7 @@ def _number_of(error: LogStoreError, version: int) -> int:
 
 async def _find(
     store: KafkaStore, context: RequestContext, topic: Topic, asked: _Asked, isolation: Isolation, version: int
-) -> _Answer:
+) -> _Response:
     timestamp = asked.timestamp
     if timestamp < 0 and version < _VERSIONS.get(timestamp, version + 1):
         raise UnsupportedVersionError(f"Timestamp {timestamp} means nothing in version {version} of ListOffsets.")
@@ -87,20 +87,22 @@ async def _find(
     require_in_range(log, log.log_start_offset)
     match timestamp:
         case -1:
-            return _answer(asked, log.readable_end(isolation), log.state.leader_epochs.last)
+            return _response(asked, log.readable_end(isolation), log.state.leader_epochs.last)
         case -2 | -4:
-            return _answer(asked, log.log_start_offset, epoch_of(log, log.log_start_offset))
+            return _response(asked, log.log_start_offset, epoch_of(log, log.log_start_offset))
         case -5:
-            return _answer(asked, UNDEFINED, UNDEFINED)
+            return _response(asked, UNDEFINED, UNDEFINED)
         case -3:
             found = await store.broker.fetch.offset_of_max_timestamp(context, topic, log.partition)
         case _:
             found = await store.broker.fetch.offset_for_timestamp(context, topic, log.partition, timestamp)
     if found is None or found[0] >= log.readable_end(isolation):
-        return _answer(asked, UNDEFINED, UNDEFINED)
+        return _response(asked, UNDEFINED, UNDEFINED)
     offset, found_timestamp = found
-    return _answer(asked, offset, epoch_of(log, offset), found_timestamp)
+    return _response(asked, offset, epoch_of(log, offset), found_timestamp)
 
 
-def _answer(asked: _Asked, offset: int, leader_epoch: int, timestamp: int = -1) -> _Answer:
-    return _Answer(partition_index=asked.partition_index, offset=offset, timestamp=timestamp, leader_epoch=leader_epoch)
+def _response(asked: _Asked, offset: int, leader_epoch: int, timestamp: int = -1) -> _Response:
+    return _Response(
+        partition_index=asked.partition_index, offset=offset, timestamp=timestamp, leader_epoch=leader_epoch
+    )

@@ -19,13 +19,13 @@ class KafkaStore:
         settings: Settings,
         broker: Broker,
         groups: GroupCoordinator,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         advertised: tuple[str, int],
     ) -> None:
         self.settings = settings
         self.broker = broker
         self.groups = groups
-        self.coordinator = coordinator
+        self.cluster_state = cluster_state
         self.node_id = broker.broker_id
         self.fetch_sessions = FetchSessions(broker.clock)
         #: Requests that name very many things take turns, so that others come between them.

@@ -45,7 +45,7 @@ from logstore.log.journal_tail import JournalTail
 from logstore.log.leadership import Leadership
 from logstore.log.log_segments import LogSegments
 from logstore.log.partition_frames import PartitionFrames
-from logstore.log.partition_state import PartitionState
+from logstore.log.partition_log_state import PartitionLogState
 from logstore.records.batch import EncodedBatch, KafkaBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
@@ -73,7 +73,7 @@ class PartitionLog:
         self.partition = partition
         self._frames = PartitionFrames(topic_id, partition, clock)
         self._high_watermark = high_watermark = HighWatermark()
-        self.state = PartitionState(
+        self.state = PartitionLogState(
             f"{topic}-{partition}",
             clock=clock,
             producer_id_expiration_ms=producer_id_expiration_ms,
@@ -478,7 +478,7 @@ class PartitionLog:
         """
         return self.snapshot_of(self.state, sealed_offset=self.sealed_offset, log_end_offset=self.log_end_offset)
 
-    def snapshot_of(self, state: PartitionState, *, sealed_offset: int, log_end_offset: int) -> Frame:
+    def snapshot_of(self, state: PartitionLogState, *, sealed_offset: int, log_end_offset: int) -> Frame:
         """Return the snapshot frame of a log with this state and these ends."""
         snapshot = state.snapshot(sealed_offset=sealed_offset, log_end_offset=log_end_offset, now_ms=self.now_ms())
         return self._frames.snapshot(sealed_offset, max(self.leader_epoch, 0), snapshot.encode())

@@ -64,7 +64,7 @@ class ProducerStates(RecentBatches):
         self._committed_end = committed_end
         # Their producers are also in ``_durable``, with or without batches.
         self._markers: dict[int, Marker] = {}
-        self._told = False
+        self._has_warned = False
         self.evicted_up_to = -1
         """The highest id of a producer of which older batches may never have come, or may have been evicted."""
         self.whole_from = 0
@@ -197,8 +197,8 @@ class ProducerStates(RecentBatches):
         if len(self._durable) > PRODUCERS_PER_PARTITION_MAX and (forgotten := self._oldest()) is not None:
             self._forget(forgotten)
             PRODUCERS_FORGOTTEN.inc()
-            if not self._told:
-                self._told = True
+            if not self._has_warned:
+                self._has_warned = True
                 log.warning(
                     "producers.too_many",
                     partition=self._partition,

@@ -13,7 +13,7 @@ from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal
 from logstore.log.newest_footers import newest_footers
 from logstore.log.partition_log import PartitionLog
-from logstore.log.partition_state import PartitionState
+from logstore.log.partition_log_state import PartitionLogState
 from logstore.log.topic import Topic
 
 
@@ -30,7 +30,7 @@ async def reset_to_table(
     if not is_wanted() or topic.snapshot.partitions[log.partition].sealed != sealed or sealed < log.sealed_offset:
         return False
     keys = log.state.idempotency_keys
-    state = PartitionState("", clock=keys.clock, producer_id_expiration_ms=log.state.producers.remembered_ms)
+    state = PartitionLogState("", clock=keys.clock, producer_id_expiration_ms=log.state.producers.remembered_ms)
     state.idempotency_keys.remembered_ms = keys.remembered_ms
     state.replace(footers, producer_ids_begin)
     if footers:

@@ -122,7 +122,7 @@ class TableFollower:
             self._adopt(partition_log, snapshot)
         self._note_missing(topic, gaps, removed)
         if not at_start and snapshot.version > before.version:
-            await self._look(topic, lambda: _tell_of_changes(topic.name, topic.table.files, before, snapshot.version))
+            await self._look(topic, lambda: _log_changes(topic.name, topic.table.files, before, snapshot.version))
 
     async def _erase_again(self, topic: Topic, snapshot: TopicSnapshot, erased: ErasedUpTo) -> TopicSnapshot:
         """Search the files that another writer has added, remove records that were erased before, and return the new
@@ -327,7 +327,7 @@ class TableFollower:
             raise StorageError(f"Cannot read topic {topic.name!r}: {error}. Check the disk; try again.") from error
 
 
-def _tell_of_changes(topic: str, files: TableFiles, before: TopicSnapshot, version: int) -> None:
+def _log_changes(topic: str, files: TableFiles, before: TopicSnapshot, version: int) -> None:
     """Log the commits since ``before`` in which other writers changed or removed records, as they may."""
     if all(is_ours(files, number) for number in range(before.version + 1, version + 1)):
         return

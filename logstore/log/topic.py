@@ -43,6 +43,7 @@ class Topic:
         producer_id_expiration_ms: int,
     ) -> None:
         self.name = name
+        self.is_internal = is_internal(name)
         self.table = table
         self.location = location
         self.topic_id: uuid.UUID = snapshot.topic_id
@@ -64,14 +65,10 @@ class Topic:
         self.follow(snapshot)
 
     def on_change(self, changed: Callable[["Topic"], None]) -> None:
-        """Call ``changed`` when the coordinator has to know: the table has new partitions, which have no leader yet, or
-        its setting for unclean elections has changed.
+        """Call ``changed`` when the cluster state has to know: the table has new partitions, which have no leader yet,
+        or its setting for unclean elections has changed.
         """
         self._changed = changed
-
-    @property
-    def is_internal(self) -> bool:
-        return is_internal(self.name)
 
     def require_not_internal(self) -> None:
         """Raise InvalidTopicError for one of the store's own topics."""
@@ -82,7 +79,7 @@ class Topic:
             )
 
     def assign(self, first: int, assignments: Sequence[Sequence[int]]) -> None:
-        """Choose the brokers of new partitions, from ``first`` on, before the coordinator learns of the partitions."""
+        """Choose the brokers of new partitions, from ``first`` on, before the cluster state learns of them."""
         before = (*self.assignments, *[()] * first)[:first]
         self.assignments = (*before, *map(tuple, assignments))
 

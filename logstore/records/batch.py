@@ -23,18 +23,27 @@ from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX
 from logstore.records.partition_split import split_by_partition
 
 
-@dataclass(frozen=True, slots=True)
 class DecodedRecords:
     """The records of one request, in request order, validated.
 
-    ``batch`` has WIRE_SCHEMA and at least one row. ``partitions`` is int32 per record, -1 if the record names none;
-    None if no record does. ``verbatim`` is the encapsulated Arrow IPC record batch message that the producer sent, if
-    that message alone is this batch and may be stored as it is.
+    ``verbatim`` is the encapsulated Arrow IPC record batch message that the producer sent, if that message alone is
+    ``batch`` and may be stored as it is.
     """
 
-    batch: pa.RecordBatch
-    partitions: np.ndarray | None
-    verbatim: pa.Buffer | None = None
+    def __init__(self, batch: pa.RecordBatch, partitions: np.ndarray | None, verbatim: pa.Buffer | None = None) -> None:
+        self._batch = batch
+        self._partitions = partitions
+        self.verbatim = verbatim
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The records as columns: WIRE_SCHEMA, at least one row."""
+        return self._batch
+
+    @property
+    def partitions(self) -> np.ndarray | None:
+        """The partition that each record names, int32, -1 = none; None if no record names one."""
+        return self._partitions
 
     @property
     def num_rows(self) -> int:
@@ -43,6 +52,11 @@ class DecodedRecords:
     @property
     def nbytes(self) -> int:
         return int(self.batch.get_total_buffer_size())
+
+    @property
+    def null_keys(self) -> int:
+        """The number of records without a key."""
+        return int(self.batch.column("key").null_count)
 
 
 class EncodedBatch(NamedTuple):

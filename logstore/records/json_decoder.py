@@ -101,9 +101,13 @@ class PlainRecords:
     def __len__(self) -> int:
         return len(self.keys.texts)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of memory beside the texts: an object for each. For tiny records that is many times their body."""
+        return _PLAIN_RECORD_BYTES * len(self)
 
-#: The bytes of memory that a plain record takes beside its texts: an object for each of them.
-PLAIN_RECORD_BYTES = 160
+
+_PLAIN_RECORD_BYTES = 160
 _PLAIN_DECODER = msgspec.json.Decoder(_PlainRequest)
 _JSON_DECODER = msgspec.json.Decoder(_Request[_JsonRecord])
 _BINARY_DECODER = msgspec.json.Decoder(_Request[_BinaryRecord])
@@ -162,7 +166,7 @@ def decode_plain(body: bytes) -> PlainRecords | None:
     """Return the records if there are any and they have only keys and values, as most do (a third faster); None for any
     other body.
     """
-    if len(body) > REQUEST_RECORDS_MAX or not is_utf8(body):
+    if _may_have_too_many_records(body) or not is_utf8(body):
         return None
     try:
         records = PlainRecords(_PLAIN_DECODER.decode(body).records)
@@ -187,12 +191,7 @@ def _decode_body(
     """Return the request, and the bytes that were decoded, as ``surrogates.decode`` does."""
     if not is_utf8(body):
         raise InvalidRequestError("The body is not UTF-8: send JSON in UTF-8, and bytes that are not text as base64")
-    # Each record and header is an object: few braces bound the allocations of decoding. With many, the decoder must
-    # count.
-    if (
-        len(body) > REQUEST_RECORDS_MAX
-        and np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")) > REQUEST_RECORDS_MAX
-    ):
+    if _may_have_too_many_records(body):
         decoder = _counting_decoder(record_type)
     try:
         request, decoded = surrogates.decode(decoder, body)
@@ -204,6 +203,16 @@ def _decode_body(
         if bytes(getattr(request, name)) not in (b"", b"null"):
             raise InvalidRequestError(f"{name} is not supported with JSON and binary records: leave it out")
     return request, decoded
+
+
+def _may_have_too_many_records(body: bytes) -> bool:
+    """Return whether a body may have more records, or headers, than a request may have: each begins with a brace.
+
+    Decoding such a body must count them.
+    """
+    if len(body) <= REQUEST_RECORDS_MAX:
+        return False
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{"))) > REQUEST_RECORDS_MAX
 
 
 def _explain(error: msgspec.MsgspecError) -> str:

@@ -1,6 +1,7 @@
 """murmur2, the hash of keys: Kafka's ``org.apache.kafka.common.utils.Utils.murmur2`` (32 bit, seed 0x9747b28c).
 
-For a column it runs word by word for all keys at once: step w mixes the w-th 4-byte word of every key that has one.
+A column goes through C (``native``). Without a library it runs word by word for all keys at once: step w mixes the w-th
+4-byte word of every key that has one.
 """
 
 import functools
@@ -11,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from logstore.records import native
 from logstore.records.batch import binary_offsets
 
-_SEED = np.uint32(0x9747B28C)
+_SEED = np.uint32(native.SEED)
 _M = np.uint32(0x5BD1E995)
 # With fewer keys the steps of numpy cost more than the same words in plain Python; keys of one length need fewer steps.
 _VECTOR_KEYS_MIN = 24
@@ -56,9 +58,12 @@ def murmur2_column(keys: pa.BinaryArray, seed: np.uint32 = _SEED) -> np.ndarray:
     """Return Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning. With a ``seed``
     other than Kafka's it is another hash.
     """
+    _, offsets_buffer, data_buffer = keys.buffers()
+    if native.NATIVE is not None and data_buffer is not None:
+        first = offsets_buffer.address + 4 * keys.offset
+        return native.NATIVE.murmur2_column(first, data_buffer.address, len(keys), int(seed))
     if len(keys) < _ONE_LENGTH_KEYS_MIN:
         return _one_by_one(keys, seed)
-    data_buffer = keys.buffers()[2]
     offsets = binary_offsets(keys).astype(np.int64)
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
     lengths = np.diff(offsets)

@@ -34,7 +34,7 @@ from logstore.replication.peer_listener import PeerSession
 from logstore.replication.protocol import Body, Fetch, FetchedRow, FetchRow, Message, decode_fetch, encode_fetched
 
 FindLog = Callable[[UUID, int], PartitionLog | None]
-_NOT_TOLD: Final = (-1, -1, -1)
+_NOT_SENT: Final = (-1, -1, -1)
 # A response of at most this many bytes waits for frames that are being fsynced; a larger one costs more to send than a
 # further round trip. It waits about as long as a round takes on a slow disk, so that a disk that hangs does not hold up
 # stored frames.
@@ -45,14 +45,14 @@ _TOGETHER_S: Final = 0.005
 class _Row:
     """A partition of the session."""
 
-    __slots__ = ("asked", "log", "told", "wake")
+    __slots__ = ("asked", "log", "sent", "wake")
 
     def __init__(self, asked: FetchRow, log: PartitionLog, wake: Callable[[], None]) -> None:
         self.asked = asked
         self.log = log
         self.wake = wake
         #: High watermark, sealed offset and log start offset, as the follower knows them.
-        self.told = _NOT_TOLD
+        self.sent = _NOT_SENT
 
     @property
     def ends(self) -> tuple[int, int, int]:
@@ -152,7 +152,7 @@ class FetchSession:
             row.require_answerable()
             diverged = diverged_at(log, asked.fetch_offset, asked.last_fetched_epoch)
             if diverged is not None:
-                row.told = _NOT_TOLD
+                row.sent = _NOT_SENT
                 self._dirty.pop(index, None)  # frames in the same response would follow the diverging ones
                 return FetchedRow(index, 0, *row.ends, *diverged, 0)
             follower = log.require_leader().fetched(
@@ -179,13 +179,13 @@ class FetchSession:
             # A row may also have frames: the wake-up may have gone to another session of the follower, whose connection
             # was ending.
             for index, row in self._rows.items():
-                if row.told != row.ends or row.has_frames:
+                if row.sent != row.ends or row.has_frames:
                     self._dirty[index] = None
             return
         # Frames that are being written go with the stored ones: a response for them alone would cost both brokers
         # another round.
-        if self._is_small and (told := self._journal.group_told()) is not None:
-            await asyncio.wait((told,), timeout=_TOGETHER_S)
+        if self._is_small and (reported := self._journal.group_reported()) is not None:
+            await asyncio.wait((reported,), timeout=_TOGETHER_S)
 
     @property
     def _is_small(self) -> bool:
@@ -239,7 +239,7 @@ class FetchSession:
                 self._dirty[index] = None  # its turn comes with the next response
                 continue
             ends = row.ends
-            if locations or row.told != ends:
+            if locations or row.sent != ends:
                 found.append((index, row, locations, ends))
                 left -= sum([length for _, length in locations])
         pieces = await self._read([location for _, _, locations, _ in found for location in locations])
@@ -251,7 +251,7 @@ class FetchSession:
             if locations and not frames:  # freed in the meantime: copied forward, or sealed
                 self._woken(index)
                 continue
-            row.told = ends
+            row.sent = ends
             sent.append((FetchedRow(index, 0, *ends, -1, -1, sum(map(len, frames))), frames))
         return sent
 

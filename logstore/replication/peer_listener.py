@@ -343,16 +343,16 @@ class _Connection:
 
     def _end_with(self, header: Header, error: LogStoreError) -> None:
         self._stop_timer()
-        self._tell(error.message)
+        self._log_refusal(error.message)
         self._send_error(header, error)
         self.stream.end_after_refusal()
 
     def cut(self, reason: str) -> None:
         """End at once."""
-        self._tell(reason)
+        self._log_refusal(reason)
         self.stream.abort()
 
-    def _tell(self, reason: str) -> None:
+    def _log_refusal(self, reason: str) -> None:
         broker_id = None if self._hello is None else self._hello.broker_id
         self._listener.refusals.add(address=self.stream.peer, broker=broker_id, reason=reason)
 

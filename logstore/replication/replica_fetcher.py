@@ -298,7 +298,7 @@ class ReplicaFetcher:
                     appended.append((followed, row, frames))
             else:
                 self._follow_leader(followed, row)
-        told = self._store(appended) if appended else None
+        stored = self._store(appended) if appended else None
         for followed, row in others:
             if not followed.is_as_asked:
                 continue
@@ -306,12 +306,12 @@ class ReplicaFetcher:
                 await self._answered_with_error(followed, row.error)
             else:
                 await self._truncate(followed, row)
-        if told is not None:
-            self._stored(appended, await told)
+        if stored is not None:
+            self._stored(appended, await stored)
 
     def _store(self, appended: Sequence[_Appended]) -> "asyncio.Future[LogStoreError | None]":
         """Append frames of all partitions as one group. The future has the outcome once they are durable."""
-        told: asyncio.Future[LogStoreError | None] = asyncio.get_running_loop().create_future()
+        stored: asyncio.Future[LogStoreError | None] = asyncio.get_running_loop().create_future()
 
         def outcome(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
             if error is None:
@@ -324,13 +324,13 @@ class ReplicaFetcher:
                 for followed, _, frames in appended:
                     for frame in frames:
                         followed.log.failed(frame, error)
-            if not told.done():  # the fetcher was stopped, so no task waits any more
-                told.set_result(error)
+            if not stored.done():  # the fetcher was stopped, so no task waits any more
+                stored.set_result(error)
 
         for followed, _, frames in appended:
             followed.log.track_replicated(frames)
         self._journal.store([frame for _, _, frames in appended for frame in frames], outcome)
-        return told
+        return stored
 
     def _stored(self, appended: Sequence[_Appended], error: LogStoreError | None) -> None:
         """Acknowledge the frames with the next request. Raises ``error``, except for a full disk."""

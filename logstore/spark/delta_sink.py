@@ -114,8 +114,8 @@ class DeltaSink:
             found = [] if failure and self.table_id() is None else self.commits(type(commit), commit.app_id)
         except Exception as error:  # noqa: BLE001 - Spark raises many kinds
             raise CommitStateUnknownError(
-                f"whether transaction {commit.txn_version} of {commit.app_id} is in {self.name} could not be found "
-                f"out: {_line(error)}; begin again: the next run goes on from what is there"
+                f"cannot find out whether transaction {commit.txn_version} of {commit.app_id} is in {self.name}: "
+                f"{_line(error)}; begin again: the next run continues from what is there"
             ) from (failure or error)
         commits = [c for c in found if c.txn_version >= commit.txn_version]
         if not commits and failure is not None:
@@ -127,7 +127,7 @@ class DeltaSink:
             )
         if failure is not None:
             is_own = any(c.writer == commit.writer for c in commits)
-            told = "was committed all the same" if is_own else "gave way to another commit of this transaction"
+            told = "was committed nevertheless" if is_own else "gave way to another commit of this transaction"
             log.warning("a write to %s %s: %s", self.name, told, _line(failure))
         return commits
 

@@ -43,7 +43,7 @@ class QueryCommit(msgspec.Struct, frozen=True, rename="camel"):
     """A commit's description of its batch; ``writer`` is unique to the attempt that made it."""
 
     APP_ID_KEY: ClassVar[str] = "appId"
-    WAY_ON: ClassVar[str] = "go on with a new checkpoint, at the offsets where the table ends"
+    WAY_ON: ClassVar[str] = "continue with a new checkpoint, at the offsets where the table ends"
 
     app_id: str
     query_id: str
@@ -101,7 +101,7 @@ def check_batch(sink: str, newest: QueryCommit, commit: QueryCommit) -> None:
     if newest.query_id != commit.query_id:
         raise InvalidRequestError(
             f"{sink} has batches of app_id={commit.app_id} from another query (id {newest.query_id}): a query "
-            "with a new checkpoint needs an app_id of its own, or none, because its batch ids begin anew"
+            "with a new checkpoint needs its own app_id, or none, because its batch ids begin again at 0"
         )
     if newest.batch_id < commit.batch_id or newest.writer == commit.writer:
         return
@@ -114,7 +114,7 @@ def check_batch(sink: str, newest: QueryCommit, commit: QueryCommit) -> None:
     if newest.run_id == commit.run_id:
         raise InvalidRequestError(
             f"{sink} got batch {commit.batch_id} from another delta_writer of this query, and Delta leaves out a "
-            f"second one under app_id={commit.app_id}: give each writer of this table an app_id of its own"
+            f"second one under app_id={commit.app_id}: give each writer of this table its own app_id"
         )
 
 

@@ -140,7 +140,8 @@ class GroupBatch:
         delta_sink.reached("found")
         if not is_own:
             log.warning(
-                "group %s: another run has written to %s; this batch was left out, and the next one goes on from there",
+                "group %s: another run has written to %s; this batch was left out, and the next one continues "
+                "from there",
                 self.group,
                 state.sink.name,
             )
@@ -176,8 +177,8 @@ class GroupBatch:
                     commit_positions(store, self.group, commit.topics, metadata)
             except Exception as error:
                 error.add_note(
-                    f"The records of group {self.group} are in {sink.name}; only the group's committed offsets could "
-                    "not be set. The next batch goes on from the sink."
+                    f"The records of group {self.group} are in {sink.name}; only the group's committed offsets "
+                    "could not be set. The next batch continues from the sink."
                 )
                 raise
         self._is_committed = True

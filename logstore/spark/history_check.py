@@ -76,7 +76,7 @@ def _require_whole_scans() -> None:
         value = task.getLocalProperty(name) if task else None
         if value is not None and lossy.fullmatch(value):
             raise HistoryReadError(
-                f"{name} is {value}: Spark would leave records of the topic out without a word. "
+                f"{name} is {value}: Spark would silently leave out records of the topic. "
                 f'spark.conf.unset("{name}"), or read with format("logstore")'
             )
 
@@ -104,7 +104,7 @@ def changed_records(known: KnownHistory) -> str | None:
             with storage.open_input_stream(f"{log}/{version:020}.json", compression=None) as entry:
                 actions = [json.loads(line) for line in entry.read().splitlines()]
         except FileNotFoundError:
-            return f"topic {known.topic}: the Delta log no longer tells who changed the table"
+            return f"topic {known.topic}: the Delta log no longer says who changed the table"
         info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
         if f"{known.own_prefix}commit_id" in info:
             if _took_records(known, info, actions):

@@ -89,7 +89,8 @@ def _struct(schema: "str | StructType") -> "StructType":
     from pyspark.sql.types import DataType, StructType
 
     wrong = InvalidRequestError(
-        f'parse_json: schema={schema!r} is none: give columns, such as "carrier string, dep_delay int", or a StructType'
+        f'parse_json: schema={schema!r} is not a schema: give columns, such as "carrier string, dep_delay int", '
+        "or a StructType"
     )
     try:
         found = DataType.fromDDL(schema) if isinstance(schema, str) else schema

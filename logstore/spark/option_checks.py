@@ -43,7 +43,7 @@ def check_names(values: OptionValues, owner: str, names: tuple[str, ...], refuse
             if name == "path":
                 hint = _PATH_HINTS.get(owner, hint)
             raise InvalidRequestError(f"The {owner} has no option '{name}': {hint}")
-        ignored.append(values.told(name, (*refused, *_LOOKED_AT)))
+        ignored.append(values.shown(name, (*refused, *_LOOKED_AT)))
     return ignored
 
 

@@ -36,7 +36,7 @@ class OptionValues:
         near = get_close_matches(name.lower(), self._names, n=1)
         return self._names[near[0]] if near else None
 
-    def told(self, name: str, others: Iterable[str] = ()) -> str:
+    def shown(self, name: str, others: Iterable[str] = ()) -> str:
         """Return the log text for an option without effect. It has the name that the option seems to misspell."""
         # The prefix is left out because all names share it, which would make every name a near one.
         known = [each.removeprefix("kafka.") for each in (*self._names, *others) if each.startswith("kafka.")]

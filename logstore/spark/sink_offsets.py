@@ -34,7 +34,7 @@ class GroupCommit(msgspec.Struct, frozen=True, rename="camel"):
     """A commit of the sink that holds a batch of the group; ``writer`` is unique to the run that made it."""
 
     APP_ID_KEY: ClassVar[str] = "group"
-    WAY_ON: ClassVar[str] = "go on under another group, whose offsets you set before (logstore group reset)"
+    WAY_ON: ClassVar[str] = "continue under another group, whose offsets you set before (logstore group reset)"
 
     group: str
     txn_version: int = 0
@@ -105,7 +105,8 @@ def remaining(last: GroupCommit, ranges: Sequence[GroupRange], topic_ids: Mappin
         if position < r.start and position != r.committed:
             raise InvalidRequestError(
                 f"topic {r.topic}, partition {r.partition}: this batch begins at {r.start}, and the sink has the "
-                f"records of group {last.group} up to {position} only; to go on from there, give sink= to group_read"
+                f"records of group {last.group} up to {position} only; to continue from there, give sink= to "
+                "group_read"
             )
         start = max(r.start, position)
         left.append(replace(r, start=start, end=max(r.end, start)))

@@ -101,7 +101,7 @@ def test_a_killed_store_leaves_no_jobs_behind(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_the_failure_of_a_job_is_told_and_the_store_goes_on(tmp_path: Path):
+def test_the_failure_of_a_job_is_reported_and_the_store_continues(tmp_path: Path):
     with ServerProcess(tmp_path / "data", environment=QUICK) as server:
         first = process_of_jobs(server)
         load(server, "events")

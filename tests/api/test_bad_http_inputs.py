@@ -54,7 +54,7 @@ _SLOW = "tests/faults/test_slow_clients.py"
 _FRAMING = "tests/api/test_framing.py"
 _INPUT = "tests/api/test_bad_input.py"
 _BROKEN = f"{_SOCKETS}::test_broken_framing_is_400_and_the_end_of_the_connection"
-_WRONG = f"{_SOCKETS}::test_well_framed_but_wrong_is_4xx_and_the_connection_goes_on"
+_WRONG = f"{_SOCKETS}::test_well_framed_but_wrong_is_4xx_and_the_connection_continues"
 _RECORDS = "tests/api/test_records.py"
 _SHORT = f"{_FRAMING}::test_a_body_longer_than_declared_does_not_hide_that_its_beginning_is_stored"
 ELSEWHERE = {
@@ -528,7 +528,7 @@ def test_every_field_of_every_body_wrong_missing_and_unknown(server):
 # ---- sequences ------------------------------------------------------------------------------------------------------
 
 
-def test_of_many_who_create_a_topic_at_once_one_does(server):
+def test_one_of_many_concurrent_creations_succeeds(server):
     async def run() -> list[int]:
         async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
             path = (V3 + b"/topics").replace(CLUSTER, cluster_of(server)).decode()

@@ -27,15 +27,15 @@ async def cluster(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> ApiClient:
             (api.broker.topics.served.topic(INTERNAL, name).topic_id, number): state
             for number, state in enumerate(found)
         }
-    coordinator = api.broker._coordinator
+    cluster_state = api.broker._cluster_state
     brokers = {
         0: BrokerEndpoint(0, "http://h0:80"),
         1: BrokerEndpoint(1, "http://h1:8082", "r"),
         2: BrokerEndpoint(2, "http://h2:1"),
     }
-    monkeypatch.setattr(type(coordinator), "brokers_by_id", property(lambda _: brokers))
-    monkeypatch.setattr(type(coordinator), "controller_id", property(lambda _: 1))
-    monkeypatch.setattr(coordinator, "partition_state", lambda topic_id, number: states[topic_id, number])
+    monkeypatch.setattr(type(cluster_state), "brokers_by_id", property(lambda _: brokers))
+    monkeypatch.setattr(type(cluster_state), "controller_id", property(lambda _: 1))
+    monkeypatch.setattr(cluster_state, "partition_state", lambda topic_id, number: states[topic_id, number])
     return api
 
 
@@ -115,7 +115,7 @@ async def test_a_broker_counts_what_it_leads_and_the_controller_what_nobody_does
     assert found["logstore_leader_count"] == "3"
     assert found["logstore_under_replicated_partitions"] == "1"
     assert found["logstore_under_min_isr_partition_count"] == "0"
-    monkeypatch.setattr(type(cluster.broker._coordinator), "controller_id", property(lambda _: 0))
+    monkeypatch.setattr(type(cluster.broker._cluster_state), "controller_id", property(lambda _: 0))
     found = numbers((await cluster.get("/metrics")).text)
     assert (found["logstore_active_controller_count"], found["logstore_offline_partitions_count"]) == ("1", "1")
 
@@ -155,6 +155,6 @@ async def test_a_partition_of_one_node_stays_where_it_is(api):
     assert_error(await api.delete(url), 404, 40407)
 
 
-def test_what_a_reassignment_adds_is_not_missed():
+def test_added_replicas_of_a_reassignment_are_not_missed():
     assert not MOVING.is_under_replicated
     assert replace(MOVING, replicas=(2, 0, 1)).is_under_replicated

@@ -97,7 +97,7 @@ async def test_lags_are_of_all_partitions(filled):
     assert (await filled.get(unread["max_lag_consumer"]["related"])).json()["data"] == []
 
 
-async def test_what_is_not_there(filled):
+async def test_missing_things_are_not_found(filled):
     url = groups_url(filled)
     for path, code in (
         (f"{url}/absent", 40405),

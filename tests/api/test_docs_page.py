@@ -50,7 +50,7 @@ async def test_all_that_the_page_names_is_here_and_of_the_right_kind(shared_api)
         assert int(answer.headers["Content-Length"]) == len(answer.content) > 50
 
 
-async def test_the_browser_is_told_to_ask_nobody_else(shared_api):
+async def test_the_browser_asks_no_other_site(shared_api):
     page = await shared_api.get("/docs")
     assert References(page.text).scripts_within == [], "the policy would stop them"
     policy = dict(part.split(" ", 1) for part in page.headers["Content-Security-Policy"].split("; "))

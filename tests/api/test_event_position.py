@@ -52,7 +52,7 @@ def test_another_text_is_refused_and_quoted(text: str) -> None:
     assert len(refused.value.message) < 300
 
 
-def test_of_several_topics_each_is_named() -> None:
+def test_several_topics_are_all_named() -> None:
     with pytest.raises(ParameterError):
         parse_position("0:1", TWO_TOPICS, "x")
 

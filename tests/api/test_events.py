@@ -163,7 +163,7 @@ async def test_a_key_is_named_as_it_is_produced_in_history_and_as_records_come(a
 # ---- where it begins ------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_goes_on_behind_the_last_event_by_header_or_query(api, url):
+async def test_a_stream_continues_after_the_last_event_by_header_or_query(api, url):
     await append(api, [b"%d" % number for number in range(4)])
     async with streaming(url, from_="earliest") as client:
         await client.take(2)
@@ -186,7 +186,7 @@ async def test_a_stream_from_latest_that_broke_off_before_its_first_event_misses
         assert places(await client.take(1)) == [(0, 1)]
 
 
-async def test_what_cannot_be_streamed_is_refused_before_the_stream_begins(api, url):
+async def test_a_stream_that_cannot_be_is_refused_before_it_begins(api, url):
     await append(api, [b"1", b"2", b"3"])
     topic = api.broker.topics.served.topic(INTERNAL, "t")
     await api.broker.topics.tables.delete_records(INTERNAL, topic, 0, 2)
@@ -210,7 +210,7 @@ async def test_what_cannot_be_streamed_is_refused_before_the_stream_begins(api, 
     assert EVENT_STREAMS._value.get() == 0
 
 
-async def test_as_many_streams_as_the_setting_says(api, url):
+async def test_the_setting_limits_the_streams(api, url):
     async with contextlib.AsyncExitStack() as open_streams:
         # The list keeps the clients alive, because an EventClient closes its connection when it is collected.
         clients = [await open_streams.enter_async_context(streaming(url)) for _ in range(3)]
@@ -266,7 +266,7 @@ async def test_the_deletion_of_the_topic_is_the_last_event(api, url):
     assert answer.json()["error_code"] == 40401
 
 
-async def test_retention_that_overtakes_a_client_is_told_and_so_is_its_next_try(api, url):
+async def test_retention_that_overtakes_a_client_is_reported_and_so_is_its_next_try(api, url):
     topic = api.broker.topics.served.topic(INTERNAL, "t")
     # This is more than the connection takes, so that the stream has to continue reading later.
     for _ in range(8):

@@ -122,7 +122,7 @@ async def test_an_answer_is_reserved_while_it_is_sent(api):
         {"partitions": [{"topic": "t", "partition": 0, "offset": 0}], "maximum": 1},
     ],
 )
-async def test_what_is_malformed_is_refused(api, body):
+async def test_malformed_input_is_refused(api, body):
     assert_error(await api.post("/fetch", json=body), 422, 42206)
 
 

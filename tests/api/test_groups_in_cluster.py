@@ -34,7 +34,7 @@ async def test_a_leader_that_is_away_refuses_no_commit(tmp_path: Path):
         assert answer.status_code == 200, answer.text
 
 
-async def test_an_instance_begins_and_seeks_at_the_ends_that_leaders_tell(tmp_path: Path):
+async def test_an_instance_begins_and_seeks_at_the_ends_that_leaders_report(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2, partitions=2) as cluster:
         await fill(cluster, 3, partitions=2)
         for coordinator in (1, 2):

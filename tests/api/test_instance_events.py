@@ -38,7 +38,7 @@ def values(events: list[Event]) -> list[object]:
     return [event.json["value"] for event in events]
 
 
-async def test_records_are_pushed_and_a_client_that_comes_back_goes_on_behind_its_last_event(api, url):
+async def test_records_are_pushed_and_a_client_that_comes_back_continues_after_its_last_event(api, url):
     await api.produce("t", [0, 1, 2])
     instance = await create(api)
     await instance.subscribe("t")
@@ -66,7 +66,7 @@ async def test_records_are_pushed_and_a_client_that_comes_back_goes_on_behind_it
         assert values(await client.take(1)) == [6]
 
 
-async def test_a_stream_goes_on_committing_by_itself_after_a_commit_that_failed(api, url, monkeypatch):
+async def test_a_stream_continues_committing_by_itself_after_a_commit_that_failed(api, url, monkeypatch):
     monkeypatch.setattr("ingest_api.routers.instance_records.AUTO_COMMIT_S", 0.05)
     instance = await create(api, auto_commit_enable=True)
     await instance.assign(0)

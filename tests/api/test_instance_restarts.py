@@ -19,7 +19,7 @@ def again(api: ApiClient, instance: InstanceClient) -> InstanceClient:
     return InstanceClient(api, instance.group, instance.name)
 
 
-async def test_an_instance_goes_on_where_it_began_or_behind_its_last_commit(tmp_path: Path):
+async def test_an_instance_continues_where_it_began_or_after_its_last_commit(tmp_path: Path):
     async with running_api(tmp_path, **SETTINGS) as api:
         await api.create_topic("t", partitions=3)
         for partition in range(3):

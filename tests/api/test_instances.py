@@ -90,7 +90,7 @@ async def test_configurations(api, config, status, code):
     assert_error(await api.post("/consumers/-?group="), 422)
 
 
-async def test_of_two_creations_under_one_name_one_succeeds(api):
+async def test_one_of_two_creations_with_one_name_succeeds(api):
     answers = await asyncio.gather(*(api.post("/consumers/g", json={"name": "c"}) for _ in range(5)))
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409, 409]
     assert_error(next(answer for answer in answers if answer.status_code == 409), 409, 40902)
@@ -253,7 +253,7 @@ async def test_subscription_and_assignment_exclude_each_other(api):
         ("/offsets", {"offsets": []}, 422, 42206),
     ],
 )
-async def test_what_cannot_be_is_refused_and_changes_nothing(api, rest, body, status, code):
+async def test_an_impossible_request_is_refused_and_changes_nothing(api, rest, body, status, code):
     instance = await create(api)
     await api.produce("t", [0, 1, 2])
     await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 1})
@@ -340,7 +340,7 @@ async def test_a_pattern_matches_what_its_subscriber_may_describe(api, kind):
     assert await instance.assigned() == [("secret", 0), ("t", 0), ("t", 1), ("u", 0)]
 
 
-async def test_a_poll_waits_no_longer_than_it_was_told_for_the_commit_of_a_rebalance(api):
+async def test_a_poll_waits_for_the_commit_of_a_rebalance_at_most_its_timeout(api):
     await api.produce("t", [0])
     await api.produce("t", [1], partition=1)
     first, second = [await create(api, name, auto_commit_enable="true") for name in ("first", "second")]
@@ -583,7 +583,7 @@ async def test_a_delete_ends_a_poll(api):
     assert (await api.get("/groups/g")).json()["members"] == []
 
 
-async def test_a_poll_of_an_instance_that_goes_on_elsewhere_may_be_sent_again(api):
+async def test_a_poll_of_an_instance_that_continues_elsewhere_may_be_sent_again(api):
     """Unload the shard, as when the coordinator has moved: the instance is not gone."""
     instance = await create(api)
     await instance.subscribe("t")
@@ -708,7 +708,7 @@ async def test_a_partition_is_given_up_in_a_poll_or_when_its_records_are_committ
     assert {member["client_id"] for member in described["members"]} == {"first", "second", "third"}
 
 
-async def test_what_comes_back_in_a_rebalance_goes_on_where_it_was(api):
+async def test_partitions_that_come_back_in_a_rebalance_continue_where_they_were(api):
     await api.produce("t", [0])
     await api.produce("t", [1], partition=1)
     first, second = await create(api, "first"), await create(api, "second")
@@ -739,7 +739,7 @@ async def test_an_instance_that_is_not_polled_leaves_and_comes_back(tmp_path):
         assert await instance.values(1) == [2]
 
 
-async def test_what_the_next_owner_reads_begins_where_the_first_began(api):
+async def test_the_next_owner_begins_where_the_first_began(api):
     """Use latest without a commit: an owner that began at the end would pass over records."""
     first = await create(api, "first", auto_offset_reset="latest")
     await first.subscribe("t")

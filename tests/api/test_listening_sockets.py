@@ -74,7 +74,7 @@ def test_variables_for_another_process_are_not_ours_and_are_not_handed_on():
     assert environment == {"HOME": "/"}
 
 
-def test_a_socket_that_is_not_there_is_told_as_the_service_managers(monkeypatch):
+def test_a_missing_socket_is_reported_as_the_service_managers(monkeypatch):
     """Check that the message does not blame the port of the settings, which no code tried."""
     closed = os.open(os.devnull, os.O_RDONLY)
     os.close(closed)

@@ -43,7 +43,7 @@ async def test_one_node_leads_everything_at_the_address_that_was_asked(api):
     }
 
 
-async def test_without_topics_it_tells_the_brokers_alone(api):
+async def test_without_topics_it_returns_only_the_brokers(api):
     answer = (await api.get("/metadata")).json()
     assert (answer["topics"], [broker["broker_id"] for broker in answer["brokers"]]) == ([], [0])
 
@@ -51,17 +51,17 @@ async def test_without_topics_it_tells_the_brokers_alone(api):
 async def test_brokers_leaders_and_coordinator_are_those_of_the_view(api, monkeypatch):
     topic = await api.broker.topics.changes.create(INTERNAL, "t", partitions=3)
     await api.post("/groups/g/offsets", json={"offsets": [{"topic": "t", "partition": 0, "offset": 0}]})
-    coordinator = api.broker._coordinator
+    cluster_state = api.broker._cluster_state
     endpoints = {n: BrokerEndpoint(n, f"http://b{n}:8082", "r1") for n in (4, 7)}
     states = [
         PartitionState(4, 9, (4, 7), (4, 7)),
         PartitionState(-1, 11, (7,), (7,)),
         PartitionState(7, 8, (7,), (7,)),
     ]
-    monkeypatch.setattr(type(coordinator), "brokers_by_id", endpoints)
-    monkeypatch.setattr(type(coordinator), "controller_id", -1)
+    monkeypatch.setattr(type(cluster_state), "brokers_by_id", endpoints)
+    monkeypatch.setattr(type(cluster_state), "controller_id", -1)
     monkeypatch.setattr(
-        coordinator,
+        cluster_state,
         "partition_state",
         lambda topic_id, partition: states[partition] if topic_id == topic.topic_id else states[2],
     )

@@ -127,7 +127,7 @@ async def test_a_body_that_may_be_left_out(api):
     assert done == [None, Wanted(count=2)]
 
 
-async def test_an_answer_that_is_not_its_model_is_a_bug_and_told_as_one(api):
+async def test_an_answer_that_is_not_its_model_is_reported_as_a_bug(api):
     assert "Internal error" in assert_error(await api.get("/wrong"), 500, 500)
 
 

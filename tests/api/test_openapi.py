@@ -80,7 +80,7 @@ async def test_an_operation_describes_its_path_body_answers_and_errors(document,
         assert "requestBody" not in operation
 
 
-async def test_parameters_tell_their_bounds_and_defaults(document):
+async def test_parameters_show_their_bounds_and_defaults(document):
     parameters = document["paths"]["/topics/{topic}/partitions/{partition}/records"]["get"]["parameters"]
     by_name = {parameter["name"]: parameter["schema"] for parameter in parameters}
     assert by_name["max_wait_ms"] == {

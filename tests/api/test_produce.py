@@ -16,7 +16,7 @@ from logstore.protocol.messages.records import ProducedOffsets, ProducedRanges
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error, running_api
 from tests.support.eventually import eventually_async
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("with_and_without_c")]
 
 
 def arrow_stream(**columns: list) -> bytes:

@@ -50,7 +50,7 @@ async def test_a_key_is_known_whichever_broker_the_retry_reaches(tmp_path: Path,
         assert [len(await stored(cluster, p)) for p in range(3)] == [1, 1, 2]
 
 
-async def test_sequences_go_on_at_any_broker(tmp_path: Path):
+async def test_sequences_continue_at_any_broker(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
         one, two, three = (running.http for running in cluster.running.values())
         made = (await two.post("/producers")).json()

@@ -55,7 +55,7 @@ async def test_a_body_that_stops_is_408_and_gives_its_bytes_back(tmp_path):
         assert api.end_offsets("t") == [0]
 
 
-async def test_a_body_that_is_slow_but_goes_on_is_read(tmp_path):
+async def test_a_slow_body_that_does_not_stop_is_read(tmp_path):
     body = b'{"records":[{"value":1}]}'.ljust(10_000)
     async with running_api(tmp_path / "data", request_body_timeout_ms=3_000) as api:
         await api.create_topic("t")
@@ -166,7 +166,7 @@ async def test_a_connection_beyond_the_bound_is_refused_so_that_a_browser_comes_
         assert (await asyncio.wait_for(first[0].readline(), 30)).startswith(b"HTTP/1.1 200")
 
 
-async def test_connections_beyond_the_bound_are_refused_without_their_requests_too(api, monkeypatch):
+async def test_connections_beyond_the_bound_are_refused_even_without_requests(api, monkeypatch):
     monkeypatch.setattr("ingest_api.protocol._SURPLUS_MAX", 1)
     async with listening(api.app, max_connections=0) as (port, state), connected(port) as (silent, _):
         await eventually_async(lambda: len(state.connections) == 1)

@@ -193,7 +193,7 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
         log = cluster.topic("t", 2).partition(1)
         log.resign(9)
         # Broker 1 says that broker 2 leads, and broker 2 says that broker 1 does.
-        view = cluster.coordinators[2]
+        view = cluster.cluster_states[2]
         other = PartitionState(1, 9, (1,), (1,))
         view.partition_state = lambda topic_id, partition: (
             other if (topic_id, partition) == (log.topic_id, 1) else cluster.states[topic_id, partition]
@@ -204,7 +204,7 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
         assert (answer.status_code, answer.json()["error_code"]) == (503, 50304)
 
 
-async def test_what_a_client_says_of_itself_is_not_believed(tmp_path: Path):
+async def test_a_clients_claims_about_itself_are_not_trusted(tmp_path: Path):
     forged = {RELAYED_CONTEXT.decode(): INTERNAL.encode().decode()}
     async with relaying_cluster(tmp_path, 1, 2) as cluster:
         await fill(cluster, partitions=2)
@@ -292,7 +292,7 @@ async def test_a_fetch_of_several_leaders_waits_for_the_first_record(tmp_path: P
         assert cluster.brokers[1].admission.answers.reserved == 0
 
 
-async def test_a_fetch_tells_of_the_leaders_that_cannot_be_asked(tmp_path: Path):
+async def test_a_fetch_reports_the_leaders_that_cannot_be_asked(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2) as cluster:
         await fill(cluster, partitions=2)
         await cluster.end(2)

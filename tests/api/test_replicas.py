@@ -32,7 +32,7 @@ async def test_brokers(api):
     ("host", "told"),
     [("localhost:18082", ("localhost", 18082)), ("localhost", ("localhost", 80)), ("[::1]:81", ("[::1]", 81))],
 )
-async def test_a_broker_is_told_by_the_address_that_the_client_uses(api, host, told):
+async def test_a_broker_has_the_address_that_the_client_uses(api, host, told):
     answer = await api.get(f"/v3/clusters/{api.broker.cluster_id}/brokers/0", headers={"Host": host})
     assert (answer.json()["host"], answer.json()["port"]) == told
     assert httpx.URL(answer.json()["metadata"]["self"]).path.endswith("/brokers/0")
@@ -83,5 +83,5 @@ async def test_partitions_and_replicas(api):
         ("topics/t/partitions/0/replicas/7", 404),
     ],
 )
-async def test_what_is_not_there(shared_api, path, code):
+async def test_missing_things_are_not_found(shared_api, path, code):
     assert_error(await shared_api.get(f"/v3/clusters/{shared_api.broker.cluster_id}/{path}"), 404, code)

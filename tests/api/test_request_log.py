@@ -120,7 +120,7 @@ async def test_head_is_get_without_the_body(api):
     assert (await api.http.head("/topics/t/roll")).status_code == 405
 
 
-async def test_options_tells_the_methods(api):
+async def test_options_returns_the_methods(api):
     for path, methods in {
         "/topics/x": "GET, HEAD, OPTIONS, POST",
         "/topics/x/roll": "OPTIONS, POST",
@@ -174,7 +174,7 @@ async def test_the_application_is_the_same_through_any_asgi_server(api):
     assert answer.json()["metadata"]["self"] == "http://localhost:99/v3/clusters"
 
 
-async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_unknown():
+async def test_a_request_that_outlasts_the_shutdown_gets_an_unknown_outcome():
     """Check that the answer is not 503, which would say that nothing was stored and make a client send again."""
     sent = []
 

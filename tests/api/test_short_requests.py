@@ -8,13 +8,16 @@ import re
 
 import pytest
 
+from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.protocol import HttpProtocol
 from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
+from logstore.records import native
 from tests.api.api_client import JSON_V2, held_appends, running_api
 from tests.api.listening import connected, listening
+from tests.support.authorizer_views import Nothing
 from tests.support.eventually import eventually_async, loop_turns
 
 pytestmark = pytest.mark.anyio
@@ -96,9 +99,7 @@ LEFT = {
     "no records": request(b'{"records":[]}'),
     "no body": request(b""),
     "a misspelt field": request(b'{"records":[{"value":1,"vlaue":2}]}'),
-    "a partition": request(b'{"records":[{"value":1,"partition":2}]}'),
     "no such partition": request(b'{"records":[{"value":1,"partition":7}]}'),
-    "a timestamp": request(b'{"records":[{"value":1,"timestamp":5}]}'),
     "too large a record": request(b'{"records":[{"value":"%b"}]}' % (b"x" * 2_001)),
     "too large to join": request(b'{"records":[{"value":1}]}'.ljust(SMALL_REQUEST_BYTES_MAX + 1)),
     "no such topic": request(path="/topics/unknown"),
@@ -125,6 +126,19 @@ LEFT = {
 }
 
 
+#: The scanner in C takes these; without a library the application does.
+WITH_MORE_FIELDS = {
+    "a partition": request(b'{"records":[{"value":1,"partition":2}]}'),
+    "the partition of the path": request(b'{"records":[{"partition":1}]}', path="/topics/t/partitions/1"),
+    "a timestamp": request(b'{"records":[{"value":1,"timestamp":5}]}'),
+    "headers": request(b'{"records":[{"headers":[{"key":"h","value":"QUI="},{"key":""}]},{"headers":[]}]}'),
+}
+if native.NATIVE is not None:
+    TAKEN |= WITH_MORE_FIELDS
+else:
+    LEFT |= WITH_MORE_FIELDS
+
+
 async def exchange(port: int, *pieces: bytes) -> tuple[str, list[str], dict[str, str], object]:
     async with connected(port) as (reader, writer):
         for piece in pieces:
@@ -145,7 +159,21 @@ async def test_a_short_request_is_answered_the_same_at_once_and_in_pieces(api, s
             assert at_once == in_pieces, name
 
 
-async def test_a_request_that_comes_again_is_answered_the_same(api, short):
+@pytest.fixture
+def known(api, monkeypatch) -> list[bool]:
+    """Return whether each request that was received while none was under way had a head that is known."""
+    found: list[bool] = []
+    find = api.app.short_requests.known
+
+    def counted(data):
+        found.append(find(data) is not None)
+        return find(data)
+
+    monkeypatch.setattr(api.app.short_requests, "known", counted)
+    return found
+
+
+async def test_a_request_that_comes_again_is_answered_the_same_and_its_head_is_not_parsed_again(api, short, known):
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
 
         async def answered(whole: bytes):
@@ -153,19 +181,48 @@ async def test_a_request_that_comes_again_is_answered_the_same(api, short):
             return comparable(await asyncio.wait_for(read_answer(reader), 30))
 
         for name, whole in TAKEN.items():
+            known.clear()
             first, *others = [await answered(whole) for _ in range(3)]
             assert others == [first, first], name
+            assert known[1:] == [b"X-Request-Id" not in whole] * 2, name
         # The parser continues where it was.
-        for name in ("malformed", "a partition", "named", "compacted"):
+        for name in ("malformed", "a misspelt field", "named", "compacted"):
             assert await answered(LEFT[name]) == await exchange(port, LEFT[name].replace(b"a request", b"another")), (
                 name
             )
             await answered(request())
+            assert known[-1]
     assert sum(short) == 3 * len(TAKEN) + 4
 
 
+async def test_the_guard_is_given_a_known_head_each_time(api, short, known, monkeypatch):
+    given = []
+    guard = api.app.short_requests._guard
+    admit = guard.admit
+    whole = request(Authorization="Bearer one")
+    async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+
+        async def status() -> str:
+            writer.write(whole)
+            return (await asyncio.wait_for(read_answer(reader), 30))[0]
+
+        monkeypatch.setattr(guard, "admit", lambda arrival, found: given.append(arrival) or admit(arrival, found))
+        assert [await status() for _ in range(3)] == ["HTTP/1.1 200 OK"] * 3
+        assert known == [False, True, True]
+        assert [dict(arrival.headers)[b"authorization"] for arrival in given] == [b"Bearer one"] * 3
+        assert len({arrival.request_id for arrival in given}) == 3
+        monkeypatch.setattr(guard, "_hosts", AllowedHosts(["elsewhere"]))
+        whole = request(Host="elsewhere")
+        assert await status() == "HTTP/1.1 200 OK"
+        monkeypatch.setattr(guard, "_hosts", AllowedHosts())
+        assert (await status(), known[-1]) == ("HTTP/1.1 421 Misdirected Request", True)
+        whole = request(Authorization="Bearer one")
+        api.broker.authorizer.replace(Nothing(1))
+        assert (await status(), known[-1]) == ("HTTP/1.1 403 Forbidden", True)
+
+
 @pytest.mark.usefixtures("transport")
-async def test_however_a_request_is_cut_it_is_one(api, short):
+async def test_however_a_request_is_cut_it_is_one(api, short, known):
     whole = request()
     head = whole[: -len(ONE)]
     async with listening(api.app) as (port, _):
@@ -179,11 +236,13 @@ async def test_however_a_request_is_cut_it_is_one(api, short):
                 (whole * 3,),
                 (whole,),
             ):
+                known.clear()
                 for piece in pieces:
                     writer.write(piece)
                     await loop_turns()
                 for _ in range(sum(map(len, pieces)) // len(whole)):
                     assert comparable(await asyncio.wait_for(read_answer(reader), 30)) == expected
+                assert known[0] == (pieces == (whole,)), pieces
         offsets = await asyncio.gather(*(api.get(f"/topics/t/partitions/{p}/offsets") for p in range(3)))
         assert sum(found.json()["end_offset"] for found in offsets) == 1 + 2 + 1 + 1 + 1 + 3 + 1
 
@@ -239,7 +298,7 @@ async def test_nothing_of_a_request_is_kept_when_it_is_answered(api, short):
             writer.write(whole)
             await asyncio.wait_for(read_answer(reader), 30)
             connections = [found for found in gc.get_objects() if isinstance(found, HttpProtocol)]
-            assert {found._short_body for found in connections} == {b""}
+            assert {(found._short_body, found._received_at_rest) for found in connections} == {(b"", b"")}
 
 
 async def test_few_heads_are_remembered(api, short):
@@ -250,6 +309,14 @@ async def test_few_heads_are_remembered(api, short):
             assert (await asyncio.wait_for(read_answer(reader), 30))[0] == "HTTP/1.1 200 OK"
     assert sum(short) == 200
     assert 0 < api.app.short_requests._read_again.cache_info().currsize <= 256
+    heads = api.app.short_requests._known
+    assert len(heads) == 200
+    async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+        for n in range(100):
+            writer.write(request(X_N=str(n), X_Large="x" * (1_000 if n % 3 == 0 else 0)))
+            await asyncio.wait_for(read_answer(reader), 30)
+    assert len(heads) == 256
+    assert max(map(len, heads)) <= 1024
 
 
 @pytest.mark.parametrize("name", sorted(IDENTITY_HEADERS))
@@ -302,7 +369,7 @@ async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(a
     [(StorageError("broken"), 500), (ThrottledError("full"), 429), (RuntimeError("a bug"), 500)],
     ids=lambda given: type(given).__name__,
 )
-async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monkeypatch, error, status, capsys):
+async def test_an_error_is_returned_counted_and_logged_the_same(api, short, monkeypatch, error, status, capsys):
     async def fail(*_, **__):
         raise error
 
@@ -339,7 +406,7 @@ def answered(status: int) -> float:
     )
 
 
-async def test_a_request_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
+async def test_a_request_in_doubt_gets_an_error_and_another_is_not_disturbed(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with (
         listening(api.app) as (port, _),
@@ -379,7 +446,10 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
 async def test_records_that_wait_count_with_what_they_hold_and_not_with_their_bodies_alone(
     tmp_path, monkeypatch, at_once
 ):
-    """Send a thousand empty records, which are 3 KB of JSON, and a thousand objects until they are columns."""
+    """Send a thousand empty records, which are 3 KB of JSON, and without the scanner a thousand objects until they are
+    columns.
+    """
+    monkeypatch.setattr(native, "NATIVE", None)
     tiny = json.dumps({"records": [{}] * 1000}, separators=(",", ":")).encode()
     limit = 300_000
     async with running_api(tmp_path / "data", queued_max_request_bytes=limit, max_request_size=limit) as api:

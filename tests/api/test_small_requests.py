@@ -41,7 +41,7 @@ def appends(api, monkeypatch) -> list[int]:
     return counts
 
 
-async def test_each_request_is_told_where_its_own_records_are(api, appends):
+async def test_each_request_learns_where_its_own_records_are(api, appends):
     await api.create_topic("t", partitions=3)
     requests = [[(f"k{n}-{i}" if n % 3 else None, f"{n}-{i}") for i in range(1 + n % 4)] for n in range(40)]
     answers = await asyncio.gather(*(post(api, body(*records)) for records in requests))
@@ -153,7 +153,7 @@ async def test_a_compacted_topic_refuses_the_request_without_a_key_alone(api):
 
 
 @pytest.mark.parametrize(("error", "status"), [(StorageError("broken"), 500), (ThrottledError("full"), 429)])
-async def test_an_error_of_the_append_is_told_to_every_request(api, monkeypatch, error, status):
+async def test_every_request_gets_the_error_of_the_append(api, monkeypatch, error, status):
     await api.create_topic("t")
 
     async def fail(*_, **__):
@@ -254,11 +254,11 @@ async def test_an_append_is_bounded_in_records(api, appends):
 async def test_a_request_of_many_tiny_records_goes_its_own_way(api, appends):
     """Count the appends: decoding ten thousand records takes milliseconds, and must happen once, and not on arrival."""
     await api.create_topic("t")
-    for count in (1_023, 1_024, 10_000):
+    for count in (1_023, 1_025, 10_000):
         many = json.dumps({"records": [{}] * count}, separators=(",", ":")).encode()
         assert (await post(api, many)).status_code == 200
     assert appends == [1_023]
-    assert api.end_offsets("t") == [12_047]
+    assert api.end_offsets("t") == [12_048]
 
 
 async def test_an_append_is_bounded_in_bytes(api, appends):

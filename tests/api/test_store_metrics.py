@@ -42,7 +42,7 @@ def labels(**given: object) -> frozenset[tuple[str, str]]:
     return frozenset((name, str(value)) for name, value in given.items())
 
 
-async def test_a_partition_tells_of_its_offsets_and_its_bytes(api):
+async def test_a_partition_reports_its_offsets_and_its_bytes(api):
     await api.create_topic("t", partitions=2)
     await api.produce("t", [1, 2, 3], partition=1)
     await api.post("/topics/t/roll")
@@ -116,7 +116,7 @@ class FewSeries:
     clock = ManualClock()
 
     def __init__(self, topics: dict[str, int], groups: dict[str, int]) -> None:
-        self.replicas = SimpleNamespace(isr_shrinks=0, isr_expands=0)
+        self.replica_manager = SimpleNamespace(isr_shrinks=0, isr_expands=0)
         self._topics = [
             SimpleNamespace(
                 name=name,
@@ -193,7 +193,7 @@ async def test_a_follower_lags_as_far_as_its_worst_replica():
     first.followers = {7: follower(7, 30, 99.0), 8: follower(8, 28, 2.0)}
     second.followers = {7: follower(7, 25, 1.0), 8: follower(8, 29, 4.0)}
     third.followers = {9: follower(9, UNKNOWN_POSITION, 3.0)}
-    store.replicas.isr_shrinks, store.replicas.isr_expands = 3, 2
+    store.replica_manager.isr_shrinks, store.replica_manager.isr_expands = 3, 2
     found = parsed(render(await observe(INTERNAL, store, store)).decode())
     assert found["logstore_replica_lag_records"] == {
         labels(follower=7): 5,

@@ -107,7 +107,7 @@ async def listening(tmp_path: Path, logs: list[MutableMapping[str, Any]]) -> Asy
     serving = asyncio.create_task(http.serve(sockets[0]))
     async with running_store(settings, authorizer, quotas) as store:
         http.open(store.broker, store.groups)
-        kafka_store = KafkaStore(settings, store.broker, store.groups, store.coordinator, ("127.0.0.1", ports[1]))
+        kafka_store = KafkaStore(settings, store.broker, store.groups, store.cluster_state, ("127.0.0.1", ports[1]))
         kafka = KafkaListener(kafka_store, tls=tls)
         await kafka.open(sockets[1])
         try:

@@ -77,7 +77,7 @@ async def test_an_error_has_the_topics_id_once_the_topic_is_known(api, again, pa
     assert ID not in (await api.get("/topics/absent/partitions/0/offsets")).headers
 
 
-async def test_a_long_poll_of_a_topic_that_is_made_again_does_not_go_on_in_the_new_one(api):
+async def test_a_long_poll_of_a_topic_that_is_made_again_does_not_continue_in_the_new_one(api):
     await api.create_topic("t")
     waiting = asyncio.create_task(api.fetch("t", offset=0, max_wait_ms=20_000))
     await loop_turns()

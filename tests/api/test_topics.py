@@ -22,7 +22,7 @@ async def test_topics_are_listed_by_name(api):
     assert answer.headers["Content-Type"] == "application/vnd.kafka.v2+json"
 
 
-async def test_a_topic_tells_its_configuration_location_and_partitions(api):
+async def test_a_topic_shows_its_configuration_location_and_partitions(api):
     await api.create_topic("t", partitions=2, retention_ms="1000")
     await api.produce("t", [1, 2, 3], partition=1)
     body = (await api.get("/topics/t")).json()

@@ -85,13 +85,13 @@ async def test_a_record_without_a_key_is_refused_alone_in_a_compacted_topic(api)
     assert await api.values("t") == [1, None]
 
 
-async def test_the_store_tells_no_time_that_it_has_not_given_yet(api):
+async def test_the_store_reports_no_time_that_it_has_not_given_yet(api):
     await api.create_topic("t", message_timestamp_type="LogAppendTime")
     (report,) = await send(api, "{}")
     assert (report["timestamp"], report["key"], report["value"]) == (None, None, None)
 
 
-async def test_what_is_no_record_ends_the_stream(api):
+async def test_a_malformed_record_ends_the_stream(api):
     await api.create_topic("t")
     reports = await send(api, record(1) + record(2) + ", " + record(3))
     assert [report["error_code"] for report in reports] == [200, 200, 42206]
@@ -144,7 +144,7 @@ async def test_only_a_good_record_creates_a_topic(tmp_path):
 # ---- while it streams -----------------------------------------------------------------------------------------------
 
 
-async def test_reports_come_while_the_body_goes_on_and_memory_is_given_back(api):
+async def test_reports_come_during_the_body_and_memory_is_given_back(api):
     await api.create_topic("t")
     reported: asyncio.Queue[int] = asyncio.Queue()
     requests = api.broker.admission.requests
@@ -219,7 +219,7 @@ async def send_batch(api, entries: list[dict]) -> dict:
     return answer.json()
 
 
-async def test_a_batch_tells_successes_and_failures_by_their_ids(api):
+async def test_a_batch_reports_successes_and_failures_by_their_ids(api):
     await api.create_topic("t")
     entries = [
         {"id": "a", "value": {"type": "STRING", "data": "x"}},

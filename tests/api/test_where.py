@@ -66,7 +66,7 @@ async def test_only_the_records_that_are_meant(api, filled, query, wanted):
     assert first == expected[: len(first)]
 
 
-async def test_an_answer_that_is_full_goes_on_at_the_next_record_that_is_meant(api, filled):
+async def test_a_full_response_continues_at_the_next_selected_record(api, filled):
     found, answers = await read_all(api, where="$.user == 3 or $.user == 4", max_bytes=100)
     assert [record["offset"] for record in found] == [n for n in range(100) if n % 10 in (3, 4)]
     assert answers > 5
@@ -98,7 +98,7 @@ async def test_a_row_group_without_the_key_or_the_time_is_passed_over(api, monke
         assert answers == 1
 
 
-async def test_a_wait_ends_with_any_record_and_the_answer_goes_on_behind_it(api):
+async def test_a_wait_ends_with_any_record_and_the_response_continues_after_it(api):
     await api.create_topic("t")
     await api.produce("t", [1])
     answer = await api.get(RECORDS, params={"where": "$ == 2", "max_wait_ms": 60_000})

@@ -88,7 +88,7 @@ def test_a_command_that_needs_an_extra_says_so_in_one_line(tmp_path: Path):
     assert ran == [(1, "", line) for line in expected.values()]
 
 
-def test_doctor_tells_a_client_what_it_lacks(tmp_path: Path):
+def test_doctor_reports_what_a_client_lacks(tmp_path: Path):
     ((code, out, err),) = run_without_extras(
         "http://127.0.0.1:1", [(["doctor", "--data", ".", "--json"], "")], tmp_path
     )

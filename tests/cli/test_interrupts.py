@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from logstore.cli.command_group import waking
+from logstore.command_line.command_group import waking
 from logstore.errors import WakeupError
 
 

@@ -98,7 +98,7 @@ def test_the_reasons_why_nothing_was_done(job, data):
     assert (waiting["partition"], waiting["due_ms"], waiting["unrolled_records"]) == (0, None, None)
 
 
-def test_vacuum_tells_of_the_files_that_wait(job):
+def test_vacuum_reports_the_files_that_wait(job):
     job("retention", "-t", "web-a")
     why = job("vacuum", "-t", "web-*").stdout.splitlines()
     assert re.match(
@@ -141,7 +141,7 @@ def test_a_topic_that_fails_is_named_and_ends_it_with_1(job, data):
 
 def test_a_store_that_does_not_answer_is_only_mentioned(job):
     result = job("retention", "--url", "http://127.0.0.1:9")
-    assert "the store was not told" in " ".join(result.stderr.split())
+    assert "the store was not notified" in " ".join(result.stderr.split())
 
 
 @pytest.mark.system

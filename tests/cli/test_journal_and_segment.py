@@ -173,7 +173,7 @@ def test_segment_dump_of_something_else_is_one_line(run, tmp_path):
     assert "There is no file" in run("segment", "dump", tmp_path / "none", code=1).stderr
 
 
-def test_dumps_tell_who_sent_what(run, run_json, server, topic):
+def test_dumps_show_who_sent_what(run, run_json, server, topic):
     producer = httpx.post(f"{server.url}/producers").json()
     headers = {
         "Logstore-Producer-Id": str(producer["producer_id"]),

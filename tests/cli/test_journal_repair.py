@@ -57,7 +57,7 @@ def repair(data: Path, *arguments: str, code: int = 0) -> Result:
     return result
 
 
-def test_what_is_lost_is_said_by_topic_before_the_question_and_is_what_a_start_lacks(data, whole):
+def test_losses_are_listed_by_topic_before_the_question_and_are_what_a_start_lacks(data, whole):
     damage(data, 0, 32)
     asked = repair(data, code=2)
     row = next(line for line in asked.stdout.splitlines() if re.match(rf"{TOPIC} +0 ", line))
@@ -87,7 +87,7 @@ def test_frames_before_the_damage_are_no_loss(data, whole):
     assert stored(data) == {0: whole[1][0], 1: whole[1][1][:35]}
 
 
-def test_a_journal_without_its_tables_tells_ids_and_takes_everything_for_lost(data):
+def test_a_journal_without_its_tables_shows_ids_and_reports_everything_as_lost(data):
     damage(data, 0, 32)
     shutil.rmtree(data / "topics" / TOPIC)
     told = repair(data, "--yes").stdout
@@ -99,12 +99,12 @@ def test_a_journal_without_its_tables_tells_ids_and_takes_everything_for_lost(da
 def test_a_damaged_journal_that_is_another_one_is_named_before_the_question(data, is_older):
     damage(data, 0, 32)
     home = data / "brokers" / "0"
-    assert "stood here" not in repair(data, code=2).stderr
+    assert "was here before" not in repair(data, code=2).stderr
     known = OneNodeDirectory.open(home, FileSystem())
     other = replace(known, durable_end=10**9) if is_older else replace(known, directory_id=uuid4())
     other.write(home, FileSystem())
     asked = repair(data, code=2).stderr
-    assert "not the one that stood here either: it" in asked
+    assert "also not the one that was here before: it" in asked
     assert ("it ends at position" in asked) is is_older
 
 
@@ -115,7 +115,7 @@ def test_a_journal_whose_only_header_is_damaged_is_not_called_another_one(data):
     path.write_bytes(content)
     asked = repair(data, code=2)
     assert "its header is damaged" in asked.stdout
-    assert "stood here" not in asked.stderr
+    assert "was here before" not in asked.stderr
 
 
 @pytest.mark.parametrize("in_cluster", [True, False])

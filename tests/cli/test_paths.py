@@ -10,7 +10,7 @@ from typer.models import ParameterInfo
 from typer.testing import CliRunner
 
 from logstore.cli.app import app
-from logstore.cli.options import existing_path, given_path
+from logstore.command_line.options import existing_path, given_path
 
 
 def paths(commands: typer.Typer, *words: str) -> Iterator[tuple[list[str], str, ParameterInfo]]:

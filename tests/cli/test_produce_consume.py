@@ -227,7 +227,7 @@ def test_a_long_topic_becomes_several_row_groups(run, server, topic, tmp_path):
     assert metadata.num_row_groups >= 2
 
 
-def test_a_group_goes_on_after_what_was_written(run, run_json, topic, tmp_path):
+def test_a_group_continues_after_what_was_written(run, run_json, topic, tmp_path):
     group = f"group-of-{topic}"
     run("produce", topic, "--partition", 0, input="a\nb\nc\nd\n")
     assert run("consume", topic, "--group", group, "--max", 3).stdout == "a\nb\nc\n"
@@ -338,7 +338,7 @@ def test_a_reader_that_goes_away_ends_consume_quietly(run, start, topic):
     consuming.stderr.close()
 
 
-def test_produce_follows_a_pipe_and_ctrl_c_tells_what_is_stored(run, start, topic):
+def test_produce_follows_a_pipe_and_ctrl_c_reports_what_is_stored(run, start, topic):
     producing = start("produce", topic, stdin=subprocess.PIPE)
     producing.stdin.write(b"first\nhalf a li")
     producing.stdin.flush()

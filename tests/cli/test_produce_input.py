@@ -265,7 +265,7 @@ def test_headers_of_a_file_and_of_the_command_line_do_not_mix(dry, tmp_path):
     assert "leave out --header" in dry(tmp_path / "t.parquet", "-H", "a=b", code=1)
 
 
-def test_a_dry_run_shows_the_first_ten_to_people_too():
+def test_a_dry_run_also_shows_the_first_ten_to_people():
     lines = "".join(f"k{n}:value {n}\n" for n in range(30))
     given = ["produce", "t", "-K", ":", "-H", "a=b", "--dry-run"]
     shown = CliRunner(env={"LOGSTORE_URL": "127.0.0.1:1"}).invoke(app, given, input=lines).stdout.splitlines()
@@ -274,7 +274,7 @@ def test_a_dry_run_shows_the_first_ten_to_people_too():
     assert [line.split() for line in shown[2:]] == [[str(n + 1), f"k{n}", "value", str(n), "a=b"] for n in range(10)]
 
 
-def test_what_was_not_produced_is_not_summed_up(capsys):
+def test_a_failed_produce_has_no_summary(capsys):
     nothing = SimpleNamespace(topic="t", records=0, bytes=0, seconds=0.1, partitions={})
     summarize(nothing, "Topic 't' does not exist.", json=False, quiet=False)
     assert capsys.readouterr().out == ""

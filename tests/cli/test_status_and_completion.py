@@ -2,6 +2,7 @@ import json
 import os
 import socket
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -28,6 +29,13 @@ def test_the_status_of_a_running_store(run, run_json, server, topic):
     assert rows["problems"] == "none"
 
 
+def test_the_server_has_no_pandas_in_memory(run, server, topic):
+    run("produce", topic, input="a\n")
+    mapped = [found.path for found in psutil.Process(server.process.pid).memory_maps()]
+    assert [path for path in mapped if "pyarrow" in path]
+    assert not [path for path in mapped if "pandas" in path]
+
+
 @pytest.fixture
 def complete(server):
     """Return the completions that a shell offers for the last of ``words``."""
@@ -47,7 +55,7 @@ def complete(server):
 
 def test_names_come_from_the_running_store(complete, run, topic, monkeypatch):
     # A shell does not wait for a slow store; this test does.
-    monkeypatch.setattr("logstore.cli.options._COMPLETION_MS", 30_000)
+    monkeypatch.setattr("logstore.command_line.options._COMPLETION_MS", 30_000)
     run("group", "reset", f"g-{topic}", "--topic", topic, "--to-latest")
     for command in (["topic", "describe"], ["consume"], ["produce"], ["group", "reset", "g", "--topic"]):
         assert complete(*command, topic[:-3]) == [topic]
@@ -72,7 +80,7 @@ def test_without_a_store_nothing_is_offered_and_nothing_is_said(complete):
     assert complete("consume", "t", LOGSTORE_PROFILE="absent", LOGSTORE_URL="") == []
 
 
-def test_the_shell_can_be_told():
+def test_completion_can_be_installed():
     result = CliRunner().invoke(app, ["--help"])
     assert "--install-completion" in result.output
 

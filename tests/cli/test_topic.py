@@ -97,7 +97,7 @@ def test_switching_to_compaction_names_the_records_without_keys(run, run_json, s
     assert "Compaction" not in run("topic", "alter", topic, "--config", "cleanup.policy=delete").stderr
 
 
-def test_the_list_tells_records_bytes_and_age(run, run_json, server, topic):
+def test_the_list_shows_records_bytes_and_age(run, run_json, server, topic):
     import httpx
 
     hours_ago = int(time.time() * 1000) - 5 * 3_600_000

@@ -69,7 +69,7 @@ def test_only_some_of_the_records(run, run_json, filled, options, count):
     assert len(records(run, f"{filled}-some")) == count
 
 
-def test_with_a_group_the_next_run_goes_on_behind_the_one_before(run, run_json, server, filled):
+def test_with_a_group_the_next_run_continues_after_the_previous_one(run, run_json, server, filled):
     copy = ["topic", "copy", filled, f"{filled}-g", "--group", f"g-{filled}"]
     assert run_json(*copy)["records"] == 20
     assert run_json(*copy)["records"] == 0
@@ -78,7 +78,7 @@ def test_with_a_group_the_next_run_goes_on_behind_the_one_before(run, run_json, 
     assert len(records(run, f"{filled}-g")) == 21
 
 
-def test_what_is_refused_stops_the_copy_and_is_not_passed_over(run, run_json, filled):
+def test_a_refused_record_stops_the_copy_and_is_not_skipped(run, run_json, filled):
     run("topic", "create", f"{filled}-c", "--partitions", 2, "--config", "cleanup.policy=compact")
     refused = run("topic", "copy", filled, f"{filled}-c", "--group", f"g-{filled}-c", code=1)
     assert "key" in refused.stderr

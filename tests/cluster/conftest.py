@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from logstore.cluster.zookeeper_server import ZooKeeperEnsemble
-from tests.support.coordinators import TICK_MS, Brokers, brokers_on
+from tests.support.cluster_states import TICK_MS, Brokers, brokers_on
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from logstore.protocol.fetch_response import read_fetch_response
 from tests.cluster.test_serve import environment, started
-from tests.support.coordinators import Brokers
+from tests.support.cluster_states import Brokers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -140,7 +140,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
 
 
 @pytest.mark.long
-async def test_what_was_made_a_moment_ago_is_known_to_every_broker(brokers: Brokers, tmp_path: Path):
+async def test_every_broker_knows_a_topic_that_was_just_created(brokers: Brokers, tmp_path: Path):
     """Find a new topic, new partitions, and the offsets topic (created by the first group) at each broker without a
     retry.
     """

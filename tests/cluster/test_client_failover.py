@@ -23,7 +23,7 @@ PARTITIONS = 6
 
 
 @pytest.mark.timeout(600)
-def test_a_producer_and_a_group_go_on_while_brokers_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_producer_and_a_group_continue_while_brokers_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOGSTORE_DEFAULT_REPLICATION_FACTOR", "3")
     monkeypatch.setenv("LOGSTORE_MIN_INSYNC_REPLICAS", "2")
     data = tmp_path / "data"

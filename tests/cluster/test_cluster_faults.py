@@ -12,8 +12,8 @@ from logstore.cluster.znodes import NO_LEADER, broker_path
 from logstore.cluster.zookeeper import Servers, SessionState, ZooKeeper
 from logstore.cluster.zookeeper_server import ZooKeeperEnsemble
 from logstore.errors import LogStoreError
-from tests.support.coordinator_process import CoordinatorProcess, table
-from tests.support.coordinators import TICK_MS, Brokers, brokers_on
+from tests.support.cluster_state_process import ClusterStateProcess, table
+from tests.support.cluster_states import TICK_MS, Brokers, brokers_on
 from tests.support.eventually import eventually_async
 from tests.support.tcp_relay import TcpRelay
 
@@ -30,9 +30,9 @@ async def gone(brokers: Brokers, broker_id: int, seconds: float = 60) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_goes_on(brokers: Brokers, tmp_path: Path):
+async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_continues(brokers: Brokers, tmp_path: Path):
     await brokers.start(2)
-    with CoordinatorProcess(brokers.servers + brokers.chroot, tmp_path, 1, SHORT_MS) as process:
+    with ClusterStateProcess(brokers.servers + brokers.chroot, tmp_path, 1, SHORT_MS) as process:
         former = await asyncio.to_thread(process.line, "registered")
         await eventually_async(lambda: 1 in brokers.running[2].view.brokers)
         began = time.time()
@@ -50,7 +50,7 @@ async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_goes_on(broke
 async def test_the_registration_of_a_kill_is_waited_for_and_leadership_moves(brokers: Brokers, tmp_path: Path):
     connect, topic_id = brokers.servers + brokers.chroot, uuid.uuid4()
     brokers.tables.append(table(topic_id))
-    with CoordinatorProcess(connect, tmp_path, 1, 5_000, topic_id) as process:
+    with ClusterStateProcess(connect, tmp_path, 1, 5_000, topic_id) as process:
         former = await asyncio.to_thread(process.line, "registered")
         (second,) = await brokers.start(2)
         await eventually_async(lambda: second.partition_state(topic_id, 3).leader != NO_LEADER)
@@ -147,14 +147,14 @@ def three(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.long
 async def test_z2_the_leader_of_an_ensemble_killed_leaves_sessions_and_writes(three: ZooKeeperEnsemble, tmp_path: Path):
     async with brokers_on(three.connect, tmp_path) as brokers:
-        coordinators = await brokers.start(1, 2, 3)
+        cluster_states = await brokers.start(1, 2, 3)
         topic_id = await brokers.create_topic("t", 3, 3)
-        epochs = [one.registration.broker_epoch for one in coordinators]
+        epochs = [one.registration.broker_epoch for one in cluster_states]
         killed = three.leader
         killed.kill()
 
         async def written() -> bool:
-            state = coordinators[0].partition_state(topic_id, 0)
+            state = cluster_states[0].partition_state(topic_id, 0)
             leader = brokers.running[state.leader]
             epochs = {one: live.epoch for one, live in leader.view.brokers.items()}
             isr = state.replicas if len(state.in_sync_replicas) == 1 else [state.leader]
@@ -168,8 +168,8 @@ async def test_z2_the_leader_of_an_ensemble_killed_leaves_sessions_and_writes(th
         while not await written():
             assert time.monotonic() < deadline, "no write gets through"
             await asyncio.sleep(0.1)
-        await brokers.seen_by(coordinators, lambda it: it.has_lease, "no lease")
-        assert [one.registration.broker_epoch for one in coordinators] == epochs, "sessions are kept"
+        await brokers.seen_by(cluster_states, lambda it: it.has_lease, "no lease")
+        assert [one.registration.broker_epoch for one in cluster_states] == epochs, "sessions are kept"
         killed.start()
         await asyncio.to_thread(killed.wait_until_serving)
 

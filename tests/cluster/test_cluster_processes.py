@@ -18,7 +18,7 @@ from logstore.cluster_processes import ports, zookeeper_process
 from logstore.cluster_processes.control import ask_to_start_zookeeper
 from logstore.cluster_processes.kafka_addresses import KafkaAddress, kafka_addresses
 from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record
-from logstore.cluster_processes.running_cluster import Wanted
+from logstore.cluster_processes.running_cluster import ClusterOptions
 from logstore.cluster_processes.running_cluster import run as run_cluster
 from logstore.errors import LogStoreError, TopicExistsError
 from logstore.filesystem import FileSystem
@@ -221,7 +221,7 @@ def test_a_service_ends_with_a_zookeeper_that_cannot_be_started_again(
 
     directory = Directory(tmp_path / "data")
     with pytest.raises(LogStoreError) as error:
-        run_cluster(Wanted(directory, [], is_service=True), end_zookeeper)
+        run_cluster(ClusterOptions(directory, [], is_service=True), end_zookeeper)
     assert error.value.message.startswith("ZooKeeper needs Java 17: install it, or set JAVA_HOME\n")
     assert f"keeps ending, so that everything was stopped: see {directory.zookeeper}" in error.value.message
     assert capsys.readouterr().err.splitlines() == [
@@ -269,7 +269,7 @@ def test_brokers_behind_one_port(tmp_path: Path):
 
 def refused(tmp_path: Path, **wanted: object) -> str:
     with pytest.raises(LogStoreError) as error:
-        run_cluster(Wanted(Directory(tmp_path / "data"), [1], **wanted), lambda *_: None)
+        run_cluster(ClusterOptions(Directory(tmp_path / "data"), [1], **wanted), lambda *_: None)
     return error.value.message
 
 
@@ -297,7 +297,7 @@ def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         port = taken.getsockname()[1]
         Record(None, None, {1: port}).write(directory)
         message = refused(tmp_path)
-    assert f"Port {port} of broker 1 on 127.0.0.1 cannot be had" in message
+    assert f"Port {port} of broker 1 on 127.0.0.1 cannot be used" in message
     assert f"remove the port from {directory.record}" in message
 
 
@@ -311,7 +311,7 @@ def test_a_port_for_kafkas_clients_that_is_taken(
     with listening_socket("127.0.0.1", 0, {}) as taken:
         port = taken.getsockname()[1]
         message = refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", port)})
-        assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be had" in message
+        assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be used" in message
         assert "--kafka-port; 0: free ones" in message
         Record(None, None, {}, {1: port, 2: port}).write(directory)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the start ends after the choice

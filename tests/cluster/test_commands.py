@@ -107,7 +107,7 @@ def test_a_broker_is_emptied_by_a_plan_and_filled_again_by_the_way_back(commands
 @pytest.mark.parametrize(
     ("arguments", "plan", "told", "code"),
     [
-        (("generate", "--broker-list", "1,2,9"), None, "brokers [9] are not there, only [1, 2, 3]", 1),
+        (("generate", "--broker-list", "1,2,9"), None, "brokers [9] are not running, only [1, 2, 3]", 1),
         (("generate", "--broker-list", "1;2"), None, "'1;2' is no list of ids, as 1,2,3", 2),
         (("generate", "--broker-list", "1", "--topic", "u"), None, "Topic 'u' not found", 1),
         (

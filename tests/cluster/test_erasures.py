@@ -8,8 +8,8 @@ import pytest
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.records.erasure_record import Erasure
+from tests.support.cluster_states import Brokers
 from tests.support.cluster_stores import ClusterStores
-from tests.support.coordinators import Brokers
 from tests.support.eventually import eventually_async
 from tests.support.running_broker import CLIENT, read_all, records
 

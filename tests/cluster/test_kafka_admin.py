@@ -20,7 +20,7 @@ from logstore.kafka_protocol.messages import (
     MetadataRequest,
 )
 from tests.cluster.test_serve import environment, started
-from tests.support.coordinators import Brokers
+from tests.support.cluster_states import Brokers
 from tests.support.kafka_client import KafkaConnection
 from tests.support.server_process import ServerProcess
 

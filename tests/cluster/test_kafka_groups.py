@@ -26,8 +26,8 @@ from logstore.kafka_protocol.messages import (
 )
 from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC
+from tests.support.cluster_states import Brokers
 from tests.support.cluster_stores import ClusterStores
-from tests.support.coordinators import Brokers
 from tests.support.kafka_handlers import Handlers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]

@@ -8,8 +8,8 @@ import pytest
 from logstore.broker.context import INTERNAL
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import DescribeClusterRequest, MetadataRequest
+from tests.support.cluster_states import Brokers
 from tests.support.cluster_stores import ClusterStores
-from tests.support.coordinators import Brokers
 from tests.support.kafka_client import DESCRIBE_CLUSTER, METADATA, PRODUCE, batch_of, produce_request
 from tests.support.kafka_handlers import Handlers
 
@@ -28,7 +28,7 @@ async def test_a_leader_is_found_by_any_broker_and_named_by_a_wrong_one(brokers:
         for one, handlers in asked.items():
             store = stores.stores[one]
             handlers.store = KafkaStore(
-                store.broker.settings, store.broker, store.groups, store.coordinator, (f"h{one}", 9092)
+                store.broker.settings, store.broker, store.groups, store.cluster_state, (f"h{one}", 9092)
             )
         wanted = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="t")])
         for handlers in asked.values():

@@ -22,8 +22,8 @@ from logstore.log.frame_records import frame_records
 from logstore.log.relocation import relocate_oldest
 from logstore.log.topic import Topic
 from tests.support import lost_journals
+from tests.support.cluster_states import Brokers
 from tests.support.cluster_stores import ClusterStores
-from tests.support.coordinators import Brokers
 from tests.support.eventually import eventually_async
 from tests.support.lost_journals import difference, durable_end, found_in, journal_of
 from tests.support.running_broker import produce, read_all
@@ -206,7 +206,7 @@ async def test_the_only_replica_leads_again_when_somebody_asks_for_it(
     (one,) = await stores.start(VICTIM, offsets_topic_replication_factor=1)
     assert (await stores.zookeeper.row("t")).leader == NO_LEADER
     await stores.making()
-    await stores.coordinator(VICTIM).elect_leaders(ElectionType.UNCLEAN, {"t": [0]})
+    await stores.cluster_state(VICTIM).elect_leaders(ElectionType.UNCLEAN, {"t": [0]})
     topic = one.topics.served.topic(INTERNAL, "t")
     await eventually_async(lambda: topic.partitions[0].is_leader, "no leader")
     kept = [b"in the table", *([b"in the journal"] if comes_back else [])]

@@ -23,7 +23,7 @@ from logstore.errors import (
     ZooKeeperUnavailableError,
 )
 from tests.golden.write import GOLDEN
-from tests.support.coordinators import Brokers, expire, no_journal
+from tests.support.cluster_states import Brokers, expire, no_journal
 from tests.support.eventually import eventually_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
@@ -139,7 +139,7 @@ async def test_c19_another_clusters_directories_are_refused(brokers: Brokers, tm
         await brokers.make(2, log_directory=tmp_path / "broker-1").start(no_journal)
     for name, content, message in [
         ("other", {"cluster_id": "x", "format_version": 2, "coordinator": "zookeeper"}, "belongs to the cluster x"),
-        ("alone", {"cluster_id": "x", "format_version": 2}, r"store of one node.*a path of its own"),
+        ("alone", {"cluster_id": "x", "format_version": 2}, r"store of one node.*its own path"),
         ("newer", {"cluster_id": "x", "format_version": 9, "coordinator": "zookeeper"}, "format version 9"),
     ]:
         (tmp_path / name).mkdir()
@@ -259,7 +259,7 @@ async def test_a_registration_that_zookeeper_refuses_is_an_error(brokers: Broker
             await one.registration._own_node()
 
 
-async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers):
+async def test_a_brokers_description_outlives_a_session(brokers: Brokers):
     first, second = await brokers.start(1, 2)
     await first.set_offline({"t": [3]})
     await eventually_async(lambda: second.view.brokers[1].registration.offline == {"t": (3,)})

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from logstore.cluster import checked_file
-from tests.support.coordinators import SESSION_MS, Brokers
+from tests.support.cluster_states import SESSION_MS, Brokers
 from tests.support.eventually import eventually_async
 from tests.support.server_process import ROOT, ServerProcess
 

@@ -30,8 +30,8 @@ from logstore.filesystem import FileSystem
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import open_root
 from tests.support.authorizer_views import DeniedOperations
+from tests.support.cluster_states import Brokers
 from tests.support.cluster_stores import ClusterStores
-from tests.support.coordinators import Brokers
 from tests.support.eventually import eventually_async
 from tests.support.running_broker import CLIENT, produce, read_all, running_broker
 
@@ -55,7 +55,7 @@ async def test_a_broker_looks_before_it_says_that_a_topic_is_not_there(stores: C
     making = await stores.making()
     other = next(store.broker for store in stores.stores.values() if store.broker is not making)
     await stores.everywhere(OFFSETS_TOPIC, 2)
-    deaf.append(stores.coordinator(other.broker_id)._watched)
+    deaf.append(stores.cluster_state(other.broker_id)._watched)
     topic = await making.topics.changes.create(INTERNAL, "t", partitions=2)
     topics = other.topics.served
     with pytest.raises(UnknownTopicError):
@@ -79,8 +79,8 @@ async def test_a_topic_that_is_not_served_here_yet_is_neither_waited_for_nor_cre
     await stores.everywhere(OFFSETS_TOPIC, 2)
     async with other.topics.served.lock, asyncio.timeout(9):
         await making.topics.changes.create(INTERNAL, "t")
-        coordinator = stores.coordinator(other.broker_id)
-        await eventually_async(lambda: coordinator.registered_topic("t") is not None, "not registered")
+        cluster_state = stores.cluster_state(other.broker_id)
+        await eventually_async(lambda: cluster_state.registered_topic("t") is not None, "not registered")
         for version, names in enumerate(((), ("t", CLUSTER_NAME)), start=1):
             other.authorizer.replace(DeniedOperations([(Operation.CREATE, name) for name in names], version))
             with pytest.raises(LeaderNotAvailableError):
@@ -113,7 +113,7 @@ async def test_a_topic_is_everywhere_grows_and_goes(stores: ClusterStores):
     await eventually_async(
         lambda: all(t.config.segment_bytes == 1000 for t in topics), "configuration is not everywhere"
     )
-    assert stores.coordinator(making.broker_id)._tables[topic.topic_id].unclean
+    assert stores.cluster_state(making.broker_id)._tables[topic.topic_id].unclean
     grown = await making.topics.changes.add_partitions(INTERNAL, "t", 5)
     assert all(making.topics.leaders.partition_state(INTERNAL, grown, p).leader > 0 for p in range(5))
     await stores.everywhere("t", 5)
@@ -250,7 +250,7 @@ async def test_a_deletion_is_finished_by_the_next_controller(stores: ClusterStor
     await stores.everywhere("t", 2)
     # The broker dies after the step before the table is moved.
     stores.stores[before].broker.elsewhere.discovery._tasks[0].cancel()
-    await stores.coordinator(before).mark_deleting(topic.topic_id)
+    await stores.cluster_state(before).mark_deleting(topic.topic_id)
     await stores.stop(before)
     await eventually_async(lambda: not (stores.data / "topics/t").exists(), "the table is still there")
     await stores.nowhere("t")
@@ -270,7 +270,7 @@ async def test_a_broker_that_lost_its_session_is_not_ready_until_it_is_back(stor
     one = await stores.making()
     topic = await one.topics.changes.create(INTERNAL, "t")
     reasons = []
-    stores.coordinator(1).zookeeper.listen(lambda _: reasons.append(one.not_ready_reason))
+    stores.cluster_state(1).zookeeper.listen(lambda _: reasons.append(one.not_ready_reason))
     await stores.expire(1)
     await eventually_async(lambda: any("registers again" in (reason or "") for reason in reasons), "never unready")
     await eventually_async(lambda: one.not_ready_reason is None, "not back")
@@ -317,7 +317,7 @@ async def test_an_unknown_table_with_records_waits_for_adoption(stores: ClusterS
         await alone.topics.tables.roll(INTERNAL, topic)
     (tmp_path / "other/topics/found").rename(stores.data / "topics/found")
     (one,) = await stores.start(1)
-    await eventually_async(lambda: "found" in stores.coordinator(1).controller.refused, "not refused")
+    await eventually_async(lambda: "found" in stores.cluster_state(1).controller.refused, "not refused")
     (problem,) = one.topics.problems.all(INTERNAL)
     assert problem.remedy == "Run: logstore cluster adopt found"
     command = ["cluster", "adopt", "found", "--data", str(stores.data), "--zookeeper"]
@@ -385,7 +385,7 @@ async def test_a_registration_that_is_removed_by_hand_loses_no_record(stores: Cl
     path = stores.zookeeper.path(znodes.topic_path("t"))
     zookeeper = stores.zookeeper.zookeeper
     await zookeeper.multi([Delete(path, (await zookeeper.get(path)).version)])
-    await eventually_async(lambda: "t" in stores.coordinator(making.broker_id).controller.refused, "not refused")
+    await eventually_async(lambda: "t" in stores.cluster_state(making.broker_id).controller.refused, "not refused")
     await eventually_async(
         lambda: not any(stores.topic(one, "t").partitions[0].is_leader for one in stores.stores), "somebody leads"
     )

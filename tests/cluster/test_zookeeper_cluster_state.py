@@ -25,7 +25,7 @@ from logstore.errors import (
     ZooKeeperUnavailableError,
 )
 from tests.support.captured_logs import captured_logs
-from tests.support.coordinators import Brokers, expire
+from tests.support.cluster_states import Brokers, expire
 from tests.support.eventually import eventually_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
@@ -33,20 +33,20 @@ pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
 async def led(brokers: Brokers, partitions: int = 1, replication_factor: int = 3):
     """Start three brokers with topic t; return the leader of partition 0 and the state that all of them see."""
-    coordinators = await brokers.start(1, 2, 3)
+    cluster_states = await brokers.start(1, 2, 3)
     topic_id = await brokers.create_topic("t", partitions, replication_factor)
-    seen = coordinators[0].partition_state(topic_id, 0)
-    await brokers.seen_by(coordinators, lambda it: it.partition_state(topic_id, 0) == seen, "views differ")
+    seen = cluster_states[0].partition_state(topic_id, 0)
+    await brokers.seen_by(cluster_states, lambda it: it.partition_state(topic_id, 0) == seen, "views differ")
     return brokers.running[seen.leader], topic_id, seen
 
 
 # ---- topics and events -----------------------------------------------------------------------------------------------
 
 
-async def test_every_broker_is_told_of_every_change_in_order(brokers: Brokers):
-    coordinators = await brokers.start(1, 2, 3)
-    told: dict[int, list] = {one.broker_id: [] for one in coordinators}
-    for one in coordinators:
+async def test_every_broker_sees_every_change_in_order(brokers: Brokers):
+    cluster_states = await brokers.start(1, 2, 3)
+    told: dict[int, list] = {one.broker_id: [] for one in cluster_states}
+    for one in cluster_states:
         one.listen(lambda *event, it=one: told[it.broker_id].append(event))
     topic_id = await brokers.create_topic("t", 3, 3)
     rows = (await brokers.document("t")).partitions
@@ -54,14 +54,14 @@ async def test_every_broker_is_told_of_every_change_in_order(brokers: Brokers):
     leader = brokers.running[rows[0].leader]
     seen = leader.partition_state(topic_id, 0)
     alone = await leader.alter_partition(topic_id, 0, seen, [seen.leader], broker_epochs={})
-    for one in coordinators:
+    for one in cluster_states:
         mine = told[one.broker_id]
         await eventually_async(lambda mine=mine: (topic_id, 0, alone) in mine, "not told")
         assert [state for _, partition, state in mine if partition == 0] == [seen, alone]
         assert [partition for _, partition, _ in mine].count(1) == 1, "told of a partition that did not change"
     late = []
-    coordinators[0].listen(lambda *event: late.append(event))
-    assert late == [(topic_id, number, coordinators[0].partition_state(topic_id, number)) for number in range(3)]
+    cluster_states[0].listen(lambda *event: late.append(event))
+    assert late == [(topic_id, number, cluster_states[0].partition_state(topic_id, number)) for number in range(3)]
 
 
 async def test_a_grown_topic_keeps_what_it_has(brokers: Brokers):
@@ -95,7 +95,7 @@ async def test_a_topic_is_deleted_by_the_controller(brokers: Brokers):
     assert other.partition_state(topic_id, 0).replicas == ()
 
 
-async def test_a_changed_table_is_told_to_all(brokers: Brokers):
+async def test_every_broker_sees_a_changed_table(brokers: Brokers):
     leader, topic_id, _ = await led(brokers)
     await leader.table_changed(topic_id)
     await brokers.seen_by(brokers.running.values(), lambda it: it.view.topics["t"].document.version == 1, "not seen")
@@ -158,7 +158,7 @@ async def test_c5_a_change_belongs_to_the_state_and_the_epoch_that_it_was_decide
     leader, topic_id, seen = await led(brokers)
     row = await brokers.row("t")
     await brokers.write_row("t", replace(row, isr=row.isr[:2]))
-    with pytest.raises(InvalidUpdateVersionError, match="decide anew"):
+    with pytest.raises(InvalidUpdateVersionError, match="decide again"):
         await leader.alter_partition(topic_id, 0, seen, [seen.leader], broker_epochs={})
     now = leader.partition_state(topic_id, 0)
     await brokers.write_row("t", replace(row, isr=row.isr[:2], leader_epoch=2))
@@ -423,10 +423,10 @@ async def test_a_table_has_one_holder_of_its_lock(brokers: Brokers):
     first, second = await brokers.start(1, 2)
     inside: list[int] = []
 
-    async def work(coordinator) -> None:
+    async def work(cluster_state) -> None:
         for _ in range(3):
-            async with coordinator.table_lock("t"):
-                inside.append(coordinator.broker_id)
+            async with cluster_state.table_lock("t"):
+                inside.append(cluster_state.broker_id)
                 assert len(inside) == 1
                 await asyncio.sleep(0.02)
                 inside.clear()

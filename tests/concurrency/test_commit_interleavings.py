@@ -66,7 +66,7 @@ def test_roll_against_roll_of_another_partition(pair: Pair, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_rest_of_a_roll_goes_on_with_the_same_files(pair: Pair, phase: str) -> None:
+def test_the_rest_of_a_roll_continues_with_the_same_files(pair: Pair, phase: str) -> None:
     stepped, rival, hooks = pair
     hooks.at(phase, lambda: roll(rival, 0, 10, 15))
     parts = [roll_part(stepped, p, 10, 20) for p in (0, 1)]

@@ -681,7 +681,7 @@ def read_above_the_high_watermark() -> list[Event]:
         ("reader-0", 2, ["D1: read above the high watermark"]),
     ],
 )
-def test_librdkafka_knows_the_end_that_any_leader_told_last(process: str, leader: int, expected: list[str]) -> None:
+def test_librdkafka_knows_the_end_that_any_leader_reported_last(process: str, leader: int, expected: list[str]) -> None:
     def read(store: ModelStore) -> None:
         store.do(store.produce(APPENDED, 2, acks="0"))
         store.do(store.fetch(APPENDED, 0, process=process))
@@ -1391,7 +1391,7 @@ def test_a_stream_over_a_table_may_miss_what_came_in_the_place_of_a_lost_entry()
 # ---- silence --------------------------------------------------------------------------------------------------------
 
 
-def test_a_power_cut_may_take_what_nobody_was_told_of() -> None:
+def test_a_power_cut_may_take_what_was_not_acknowledged() -> None:
     """Check an entry that only Delta readers had seen, which do not wait for an fsync."""
 
     def cut(store: ModelStore) -> None:
@@ -1512,7 +1512,7 @@ def test_jobs_work_on_what_a_statement_left() -> None:
     assert check(after_a_statement(others)) == []
 
 
-def test_a_reader_that_asked_before_a_statement_was_served_may_be_told_either() -> None:
+def test_a_reader_that_asked_before_a_statement_was_served_may_see_either() -> None:
     events = after_a_statement()
     before = the(events, "fetch", topic=PLAIN, partition=0, nth=-3)
     done = the(events, "statement")
@@ -1631,7 +1631,7 @@ def test_a_commit_in_doubt_need_not_be_there() -> None:
     assert check(story(committing({0: 3}), doubt)) == []
 
 
-def test_a_commit_of_some_partitions_is_whole_too() -> None:
+def test_a_commit_of_some_partitions_is_also_whole() -> None:
     """Check the read of a commit of one partition, which looks like half of the failed commit before it."""
 
     def commit(store: ModelStore) -> None:
@@ -1714,7 +1714,7 @@ def test_expired_tombstones_may_go() -> None:
     assert check(story(delete)) == []
 
 
-def test_nobody_needs_to_have_seen_what_compaction_took() -> None:
+def test_no_reader_must_have_seen_what_compaction_removed() -> None:
     """Check a record without an answer that was compacted before any reader saw it."""
 
     def unseen(store: ModelStore) -> None:

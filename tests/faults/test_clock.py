@@ -66,7 +66,7 @@ def sealed(url: str, ends: list[int]) -> bool:
 
 
 @pytest.mark.long
-def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: FaultyServerProcess) -> None:
+def test_append_times_never_fall_and_rolls_continue_when_the_clock_steps(store: FaultyServerProcess) -> None:
     alter_topic(store.url, message_timestamp_type="LogAppendTime", segment_ms="600")
     with load_on(store) as load:
         for offset in (0, HOUR_MS, -HOUR_MS):

@@ -51,7 +51,7 @@ def test_kafkas_clients_and_groups_across_failovers(tmp_path: Path) -> None:
     assert report.moves, report
 
 
-def test_acks_all_goes_on_for_a_minute_without_zookeeper(tmp_path: Path) -> None:
+def test_acks_all_continues_for_a_minute_without_zookeeper(tmp_path: Path) -> None:
     report = run(tmp_path, SEED, 300, Load(("zookeeper_majority_lost",), faults=1, long_s=60, inside=False))
     print(report)
     assert not report.anomalies, report

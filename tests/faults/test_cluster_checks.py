@@ -100,7 +100,7 @@ def test_a_right_history_has_no_anomaly() -> None:
         ([(2, 2, 2, [2, 4])], "H2 in sync without being a replica"),
     ],
 )
-def test_what_zookeeper_says_is_compared(states: list[tuple[int, int, int, list[int]]], named: str) -> None:
+def test_zookeepers_state_is_compared(states: list[tuple[int, int, int, list[int]]], named: str) -> None:
     def change(story: Story) -> None:
         for state in states:
             story.registered(*state)
@@ -203,7 +203,7 @@ def test_a_frame_of_an_older_epoch_below_the_sealed_offset(sealed: int, named: l
     assert sorted(story.found()) == named
 
 
-def test_frames_of_one_epoch_are_equal_below_the_sealed_offset_too() -> None:
+def test_frames_of_one_epoch_are_also_equal_below_the_sealed_offset() -> None:
     story = told()
     del story.events[-3:]
     other = frames()

@@ -41,10 +41,10 @@ def truncated(tmp_path: Path, *frames: Frame) -> list[int]:
     return [base for base, *_ in removed]
 
 
-def test_what_a_leader_had_truncated(tmp_path: Path) -> None:
+def test_truncations_of_a_leader_count(tmp_path: Path) -> None:
     assert truncated(tmp_path, record(0), record(1), record(2), truncate_frame(1), record(1)) == [1, 2]
 
 
-def test_a_log_that_begins_anew_at_the_end_of_the_table_has_lost_nothing_below(tmp_path: Path) -> None:
+def test_a_log_that_begins_again_at_the_end_of_the_table_has_lost_nothing_below(tmp_path: Path) -> None:
     begun_anew = [truncate_frame(0), snapshot_frame(2)]
     assert truncated(tmp_path, record(0), record(1), record(2), *begun_anew, record(2)) == [2]

@@ -91,7 +91,7 @@ def test_a_client_that_comes_back_has_every_record_once_over_kills_of_the_server
 
 
 @pytest.mark.long
-def test_a_slow_reader_is_cut_and_goes_on_where_it_was_while_memory_stays(tmp_path: Path) -> None:
+def test_a_slow_reader_is_cut_and_continues_where_it_was_while_memory_stays(tmp_path: Path) -> None:
     async def schedule(server: ServerProcess) -> None:
         producer = Producer(server.url, LARGE)
         async with RawClient.connected(int(server.url.rpartition(":")[2]), receive_bytes=4096) as slow:

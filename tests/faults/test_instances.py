@@ -72,7 +72,7 @@ async def committed_and_ends(http: httpx.AsyncClient) -> tuple[dict[int, int], d
 
 
 @pytest.mark.long
-def test_live_instances_go_on_after_kill_9_and_nothing_is_committed_that_was_not_read(tmp_path: Path) -> None:
+def test_live_instances_continue_after_kill_9_and_nothing_is_committed_that_was_not_read(tmp_path: Path) -> None:
     async def schedule(server: ServerProcess) -> None:
         done: Done = set()
         member = Member(server.url)

@@ -49,7 +49,7 @@ def test_after_a_failed_write_or_sync_nothing_is_appended_again(tmp_path, call):
     assert offsets(recovered_frames(tmp_path)) in ([0], [0, 1])
 
 
-def test_everything_pending_is_told_of_a_failure_in_one_step_and_in_order(tmp_path):
+def test_everything_pending_fails_in_one_step_and_in_order(tmp_path):
     """Notify all appends in one step: otherwise one could take an offset behind one that failed."""
     filesystem = FaultyFileSystem()
 

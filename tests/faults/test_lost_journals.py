@@ -36,7 +36,7 @@ from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 IN_TABLE, IN_IMAGE, ACKNOWLEDGED = 10, 20, 30
-_NO_FILES = "is not the one that stood here: it has no files"
+_NO_FILES = "is not the one that was here before: it has no files"
 #: The folder of the image, below the data directory.
 IMAGE = "image"
 
@@ -120,7 +120,9 @@ async def found_in(store: Store) -> tuple[list[bytes | None], int | None]:
 
 
 async def refused(data: Path, message: str) -> None:
-    with pytest.raises(JournalDiffersError, match=rf"(?s)is not the one that stood here: .*{message}.*--new-journal"):
+    with pytest.raises(
+        JournalDiffersError, match=rf"(?s)is not the one that was here before: .*{message}.*--new-journal"
+    ):
         async with store_on(data):
             pass
 
@@ -155,7 +157,7 @@ def test_a_start_without_its_journal_is_refused_and_with_it_all_is_there(
 @pytest.mark.parametrize(
     ("lose", "left"), [(lost_journals.lose, IN_TABLE), (put_an_older_one_there, IN_IMAGE)], ids=["gone", "older"]
 )
-def test_who_asks_for_it_goes_on_with_what_is_there(data: Path, lose: Callable[[Path], None], left: int) -> None:
+def test_a_store_may_continue_with_the_journal_that_exists(data: Path, lose: Callable[[Path], None], left: int) -> None:
     async def start_with_what_is_there() -> None:
         with pytest.raises(DataDirectoryError, match="start without --new-journal"):
             async with store_on(data, new_journal=True):
@@ -170,7 +172,7 @@ def test_who_asks_for_it_goes_on_with_what_is_there(data: Path, lose: Callable[[
     run(start_with_what_is_there())
 
 
-def test_what_was_acknowledged_before_the_files_were_removed_is_in_the_tables_after_a_stop(
+def test_records_that_were_acknowledged_before_the_files_were_removed_are_in_the_tables_after_a_stop(
     data: Path, tmp_path: Path
 ) -> None:
     home = data / "brokers/0"
@@ -227,7 +229,7 @@ def require_refused(server: ServerProcess) -> None:
 
 
 @pytest.mark.system
-def test_files_that_are_removed_under_a_running_store_are_told_of_everywhere(tmp_path: Path) -> None:
+def test_files_that_are_removed_under_a_running_store_are_reported_everywhere(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data, environment=ALONE) as server:
         fill(server.url)

@@ -48,7 +48,7 @@ def test_a_store_that_lost_a_lock_acknowledges_nothing_more_and_says_why(tmp_pat
     run(scenario())
 
 
-def test_of_two_stores_without_locks_only_the_younger_acknowledges_and_has_all_that_the_older_did(
+def test_the_younger_of_two_stores_without_locks_alone_acknowledges_and_has_everything(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:

@@ -373,7 +373,7 @@ def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("lost", ["overwritten", "removed"])
-def test_the_last_roll_is_known_when_only_the_journals_snapshot_tells_of_it(tmp_path: Path, lost: str) -> None:
+def test_the_last_roll_is_known_when_only_the_journals_snapshot_has_it(tmp_path: Path, lost: str) -> None:
     """Check a kill after a start began a journal file and a roll freed the one before: no frame is left."""
     data, killed = tmp_path / "data", tmp_path / "killed"
     whole = small_store(data, rolls=1)

@@ -108,7 +108,7 @@ def out_of_time(load: ProduceLoad, requests: int) -> None:
     eventually(lambda: count() >= wanted, seconds=120)
 
 
-def test_a_process_that_stands_still_acknowledges_nothing_and_goes_on(store: FaultyServerProcess) -> None:
+def test_a_process_that_stands_still_acknowledges_nothing_and_continues(store: FaultyServerProcess) -> None:
     alter_topic(store.url, segment_ms="150")
     with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02, timeout_s=1) as load:
         load.wait_for_acknowledged(300)

@@ -38,14 +38,14 @@ def elect(data: Path) -> tuple[str, int]:
     """Return the cluster's id and the leader epoch of one start."""
 
     async def start_and_stop() -> tuple[str, int]:
-        coordinator = EmbeddedClusterState(data, 0, FileSystem())
-        await coordinator.start(lambda _: FoundJournal(data, 0, None, is_empty=True))
+        cluster_state = EmbeddedClusterState(data, 0, FileSystem())
+        await cluster_state.start(lambda _: FoundJournal(data, 0, None, is_empty=True))
         try:
             topic_id = uuid.uuid4()
-            await coordinator.find_leaders([KnownTopic("t", topic_id, (1,))])
-            return coordinator.cluster_id, coordinator.partition_state(topic_id, 0).leader_epoch
+            await cluster_state.find_leaders([KnownTopic("t", topic_id, (1,))])
+            return cluster_state.cluster_id, cluster_state.partition_state(topic_id, 0).leader_epoch
         finally:
-            await coordinator.stop()
+            await cluster_state.stop()
 
     return run(start_and_stop())
 

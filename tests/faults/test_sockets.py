@@ -96,7 +96,7 @@ def test_broken_framing_is_400_and_the_end_of_the_connection(server, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_well_framed_but_wrong_is_4xx_and_the_connection_goes_on(server, name):
+def test_well_framed_but_wrong_is_4xx_and_the_connection_continues(server, name):
     before = server.end_offset()
 
     async def run() -> None:

@@ -36,7 +36,7 @@ def keyed(count: int) -> list[Record]:
     return [Record(f"id-{n}", f"k{n}", f"v{n}", None) for n in range(count)]
 
 
-def test_json_tells_of_each_record(tmp_path: Path) -> None:
+def test_json_responses_report_each_record(tmp_path: Path) -> None:
     nowhere = {"partition": None, "offset": None}
     offsets = [{"partition": 1, "offset": 5, **DONE}, nowhere | REFUSED, nowhere | OPEN]
     told = produced(tmp_path, "json", {"offsets": offsets}, keyed(3), partition=None)
@@ -44,7 +44,7 @@ def test_json_tells_of_each_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("error", "unknown"), [(REFUSED, False), (OPEN, True)])
-def test_arrow_tells_of_ranges(tmp_path: Path, error: dict[str, Any], unknown: bool) -> None:
+def test_arrow_responses_have_ranges(tmp_path: Path, error: dict[str, Any], unknown: bool) -> None:
     records = keyed(12)
     whole = [{"partition": p, "base_offset": 0, "count": 12} for p in range(4)]
     places = produced(tmp_path / "whole", "arrow", {"ranges": whole}, records, partition=None).places

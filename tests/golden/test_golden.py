@@ -122,7 +122,7 @@ async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, A
 
 
 @of_part("data")
-async def test_what_was_stored_is_found_whole(data: Path) -> None:
+async def test_stored_batches_are_found_whole(data: Path) -> None:
     """Verify tables with checkpoints, compacted and cut files, and the journal."""
     tails = collect_tails(ObservedJournal(data / "brokers" / "0" / "journal" / "0").frames())
     root = open_root(data)
@@ -231,7 +231,7 @@ def test_keys_of_format_1_are_found_in_snapshots_and_in_frames(data: Path) -> No
 
 
 @of_part("data")
-async def test_a_store_goes_on_where_the_log_ended(data: Path, expected: dict[str, Any]) -> None:
+async def test_a_store_continues_where_the_log_ended(data: Path, expected: dict[str, Any]) -> None:
     async with store_at(data) as api:
         for name, topic in expected["topics"].items():
             body = {"records": [{"key": "k", "value": "new"}]}
@@ -247,7 +247,7 @@ def test_a_plain_reader_sees_what_was_sealed(data: Path, expected: dict[str, Any
 
 
 @of_part("data")
-async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_jobs(
+async def test_a_data_directory_of_any_release_continues_with_todays_rolls_and_jobs(
     data: Path, expected: dict[str, Any]
 ) -> None:
     """Work with names of several releases side by side, and through starts without a journal."""
@@ -438,7 +438,7 @@ async def test_a_cluster_file_of_any_version_is_read(golden: Path, tmp_path: Pat
 
 
 @of_part("refused")
-async def test_what_this_release_does_not_honour_is_refused_by_name(golden: Path, tmp_path: Path) -> None:
+async def test_unknown_features_are_refused_by_name(golden: Path, tmp_path: Path) -> None:
     expected = _json(golden, "refused")
     if expected.pop("KAFKA_BATCH", None):
         assert verify(golden / "refused" / "KAFKA_BATCH").damage is None, "honoured since"

@@ -141,7 +141,7 @@ def test_the_cluster_names_itself(admin: AdminClient, store: Served):
         assert described.cluster_id == ours.cluster_id
 
 
-def test_http_and_kafka_tell_the_same_of_a_topic(admin: AdminClient, store: Served, new_topic):
+def test_http_and_kafka_describe_a_topic_the_same(admin: AdminClient, store: Served, new_topic):
     topic = new_topic("same", 3, retention_ms="60000")
     with Admin(store.url) as ours:
         assert len(ours.describe_topic(topic).partitions) == 3

@@ -65,7 +65,7 @@ def test_configs(tools: JavaTools, new_topic):
     assert "no.such.key" in tools.admin(CONFIGS, "--alter", *entity, "--add-config", "no.such.key=1", fails=True)
 
 
-def test_the_broker_tells_its_versions_and_its_cluster(tools: JavaTools):
+def test_the_broker_returns_its_versions_and_its_cluster(tools: JavaTools):
     told = tools.admin("org.apache.kafka.tools.BrokerApiVersionsCommand")
     assert "Produce(0): " in told
     assert "ConsumerGroupHeartbeat(68): " in told

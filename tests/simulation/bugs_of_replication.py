@@ -116,28 +116,28 @@ def append_with_too_few() -> None:
 
 def know_no_producers_at_the_table() -> None:
     """C16: forget the producers of the table's records when a log begins at the table."""
-    from logstore.log.partition_state import PartitionState
+    from logstore.log.partition_log_state import PartitionLogState
 
-    PartitionState.replace = rewritten(  # type: ignore[method-assign]
-        PartitionState.replace, ("newest.producers if newest else ()", "()")
+    PartitionLogState.replace = rewritten(  # type: ignore[method-assign]
+        PartitionLogState.replace, ("newest.producers if newest else ()", "()")
     )
 
 
 def snapshots_know_no_producers() -> None:
     """C16: leave the producers out of a partition's snapshot in the journal."""
-    from logstore.log.partition_state import PartitionState
+    from logstore.log.partition_log_state import PartitionLogState
 
-    PartitionState.snapshot = rewritten(  # type: ignore[method-assign]
-        PartitionState.snapshot, ("producers=self.producers.pack()", 'producers=b""')
+    PartitionLogState.snapshot = rewritten(  # type: ignore[method-assign]
+        PartitionLogState.snapshot, ("producers=self.producers.pack()", 'producers=b""')
     )
 
 
 def count_truncated_batches() -> None:
     """C16: count a truncated batch as stored when it is sent again."""
-    from logstore.log.partition_state import PartitionState
+    from logstore.log.partition_log_state import PartitionLogState
 
-    PartitionState.truncate = rewritten(  # type: ignore[method-assign]
-        PartitionState.truncate, ("self.producers.forget_from(offset)", "pass")
+    PartitionLogState.truncate = rewritten(  # type: ignore[method-assign]
+        PartitionLogState.truncate, ("self.producers.forget_from(offset)", "pass")
     )
 
 

@@ -55,15 +55,15 @@ class Cluster:
     def running(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.store is not None]
 
-    def coordinator(self, broker_id: int) -> ZooKeeperClusterState:
+    def cluster_state(self, broker_id: int) -> ZooKeeperClusterState:
         store = self.nodes[broker_id].store
         assert store is not None
-        assert isinstance(store.coordinator, ZooKeeperClusterState)
-        return store.coordinator
+        assert isinstance(store.cluster_state, ZooKeeperClusterState)
+        return store.cluster_state
 
     def controller(self) -> Node | None:
         """Return the node that believes it is the controller; if several do, the first of them."""
-        active = (one for one in self.nodes if self.nodes[one].store and self.coordinator(one).controller.is_active)
+        active = (one for one in self.nodes if self.nodes[one].store and self.cluster_state(one).controller.is_active)
         return next((self.nodes[one] for one in active), None)
 
     def state(self, broker_id: int, topic: str, partition: int) -> PartitionState | None:
@@ -75,7 +75,7 @@ class Cluster:
             found = node.store.broker.topics.served.topic(INTERNAL, topic)
         except LogStoreError:
             return None
-        return self.coordinator(broker_id).partition_state(found.topic_id, partition)
+        return self.cluster_state(broker_id).partition_state(found.topic_id, partition)
 
     def leader(self, topic: str, partition: int) -> Node | None:
         """Return the running node that believes it leads; if several do, the one with the highest epoch."""

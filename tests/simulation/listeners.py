@@ -76,7 +76,7 @@ async def listening_store(settings: Settings, network: NodeNetwork, make_store: 
             else:
                 store.member.open(http, store.broker, store.groups)
             kafka = KafkaListener(
-                KafkaStore(settings, store.broker, store.groups, store.coordinator, kafka_address),
+                KafkaStore(settings, store.broker, store.groups, store.cluster_state, kafka_address),
                 lambda: http.connection_count,
             )
             kafka._connections, kafka._tasks = _Ordered(), _Ordered()  # type: ignore[assignment]

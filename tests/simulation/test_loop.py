@@ -74,7 +74,7 @@ def test_threads_of_one_keep_their_order_and_others_do_not() -> None:
     assert play(of_pool(), seed=1) != play(of_pool(), seed=2)
 
 
-def test_of_a_killed_process_nothing_goes_on() -> None:
+def test_nothing_of_a_killed_process_continues() -> None:
     async def scenario() -> None:
         process, told = PlayedProcess("one"), []
 
@@ -97,7 +97,7 @@ def test_of_a_killed_process_nothing_goes_on() -> None:
     play(scenario())
 
 
-def test_who_waits_for_ever_is_told() -> None:
+def test_a_scenario_that_waits_for_ever_fails() -> None:
     async def scenario() -> None:
         await asyncio.get_running_loop().create_future()
 

@@ -149,7 +149,7 @@ def test_a_broker_starts_while_another_one_deletes_a_topic() -> None:
 
 @pytest.mark.system
 @pytest.mark.long
-def test_the_command_tells_the_story_of_a_planted_bug() -> None:
+def test_the_command_prints_the_story_of_a_planted_bug() -> None:
     bug = BUGS["ack_before_fsync"]
     code, told, said = command("--brokers", str(bug.brokers), "--bug", "ack_before_fsync", "--seed", str(bug.seed))
     assert code == 1

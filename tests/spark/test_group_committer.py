@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.long
-def test_the_newest_position_is_committed_and_trouble_is_told_once(store, caplog):
+def test_the_newest_position_is_committed_and_trouble_is_reported_once(store, caplog):
     topic = store.create("committer", 2)
     store.produce(topic, 0, 0, 20)
     store.produce(topic, 1, 0, 20)
@@ -53,7 +53,7 @@ def test_the_newest_position_is_committed_and_trouble_is_told_once(store, caplog
     assert committed() == [9, 9]
     [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert warning.startswith("offsets of a query are not committed to group committer: ")
-    assert warning.endswith("; the query goes on, and each trigger tries again")
+    assert warning.endswith("; the query continues, and each trigger tries again")
 
     # Nothing is committed to another topic of the same name.
     store.delete(topic)

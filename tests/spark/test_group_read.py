@@ -142,7 +142,7 @@ def test_a_topic_of_the_same_name_inherits_nothing(spark, store, admin):
 
 
 @pytest.mark.long
-def test_storage_alone_goes_on_from_what_is_rolled_and_commits_nothing(spark, store, admin, caplog):
+def test_storage_alone_continues_from_what_is_rolled_and_commits_nothing(spark, store, admin, caplog):
     topic, reborn = store.create("group-stored", 2), store.create("group-stored-reborn")
     data = store.server.data
     store.produce(topic, 0, 0, 30)

@@ -158,7 +158,7 @@ def test_a_stream_that_ends_before_a_commit_repeats_the_batch_and_adds_nothing_t
     assert commits == [0, 1, 2]
 
 
-def test_what_is_wrong_is_told_at_once_and_by_name(spark, store):
+def test_mistakes_are_reported_at_once_and_by_name(spark, store):
     frame = spark.range(3).selectExpr("cast(id as string) AS value", "id AS key")
     for change, line in [
         (lambda writer: writer.mode("append"), "key attribute unsupported type bigint: it must be string or binary"),
@@ -189,7 +189,7 @@ def test_what_is_wrong_is_told_at_once_and_by_name(spark, store):
     assert time.monotonic() - began < 60
 
 
-def test_a_store_that_creates_topics_creates_them_and_one_that_goes_away_is_told_of_in_time(spark, tmp_path):
+def test_a_store_that_creates_topics_creates_them_and_one_that_goes_away_is_reported_in_time(spark, tmp_path):
     with ServerProcess(
         tmp_path / "data", port=free_port(), environment={"LOGSTORE_AUTO_CREATE_TOPICS_ENABLE": "true"}
     ) as server:

@@ -234,7 +234,7 @@ def test_a_topic_that_is_deleted_before_its_read_is_a_loss(store, caplog):
         assert [bool(part.files) for part in parts] == [True, False]
 
 
-def test_a_task_asks_a_store_that_is_gone_for_as_long_as_it_is_told(tmp_path_factory):
+def test_a_task_asks_a_missing_store_until_its_timeout(tmp_path_factory):
     with ServerProcess(tmp_path_factory.mktemp("gone") / "data", port=free_port()) as server:
         gone = Store(server)
         gone.produce(gone.create("source-gone"), 0, 0, 5)
@@ -245,7 +245,7 @@ def test_a_task_asks_a_store_that_is_gone_for_as_long_as_it_is_told(tmp_path_fac
         list(hurried.read(part))
 
 
-def test_who_gives_the_port_of_something_else_is_told(store, filled):
+def test_the_port_of_another_program_gets_a_clear_error(store, filled):
     hurried = {"subscribe": filled, "fetchOffset__numRetries": "2", "fetchOffset__retryIntervalMs": "100"}
     port = "names the HTTP port of a store .*not a listener of Kafka"
     with pytest.raises(StoreUnreachableError, match=rf"No store answers at http://127.0.0.1:\d+ .*{port}"):

@@ -225,7 +225,7 @@ def test_a_first_batch_that_failed_is_repeated_although_the_topic_has_another_pa
         assert query.batches[0] == repeated
 
 
-def test_what_is_wrong_with_a_start_is_told_by_a_new_query_and_not_by_a_repeated_batch(store, admin):
+def test_a_wrong_start_is_reported_by_a_new_query_and_not_by_a_repeated_batch(store, admin):
     topic = store.create("stream-wrong-start")
     store.produce(topic, 0, 0, 5)
     named = {"bootstrap.servers": store.url, "subscribe": topic, "startingTimestamp": str(EPOCH_MS)}

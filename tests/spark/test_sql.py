@@ -238,11 +238,11 @@ def test_strictly_a_broken_value_ends_the_query(spark, schema):
     [
         ({"column": "key"}, "column 'key' is not one of offset, value; name one of bytes or text"),
         ({"column": "offset"}, "column 'offset' is int; name one of bytes or text"),
-        ({"schema": "a b c"}, "schema='a b c' is none: give columns"),
-        ({"schema": "array<int>"}, "schema='array<int>' is none: give columns"),
+        ({"schema": "a b c"}, "schema='a b c' is not a schema: give columns"),
+        ({"schema": "array<int>"}, "schema='array<int>' is not a schema: give columns"),
     ],
 )
-def test_what_is_no_column_or_no_schema(spark, arguments, message):
+def test_bad_columns_and_schemas_are_refused(spark, arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         parse_json(spark.createDataFrame(JSON, "offset int, value binary"), **arguments)
 

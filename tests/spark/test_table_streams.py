@@ -49,7 +49,7 @@ class TableStream:
 
 
 @pytest.mark.parametrize("statement", EXPECTED)
-def test_a_stream_goes_on_after_a_statement(spark, store, topic, tmp_path, statement):  # noqa: F811
+def test_a_stream_continues_after_a_statement(spark, store, topic, tmp_path, statement):  # noqa: F811
     needed, again = EXPECTED[statement]
     path = path_of(store, topic)
     stream = TableStream(spark, path, tmp_path / "checkpoint", needed)

@@ -164,7 +164,7 @@ def check_dense(frame) -> dict[int, int]:
     return counts
 
 
-def test_when_the_log_start_overtakes_a_tail_the_reader_is_told(spark, store):
+def test_a_reader_gets_an_error_when_the_log_start_overtakes_its_tail(spark, store):
     topic = store.create("overtaken")
     store.produce(topic, 0, 0, 50)
     frame = read_offsets(spark, topic, bootstrap=store.url)

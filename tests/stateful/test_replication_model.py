@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.cluster import reconcile
 from logstore.cluster.alter_partition_manager import _Change
 from logstore.errors import LogStoreError
@@ -22,7 +22,7 @@ from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.leadership import Leadership
 from logstore.log.partition_log import PartitionLog
-from logstore.log.partition_state import PartitionState
+from logstore.log.partition_log_state import PartitionLogState
 from logstore.log.relocation import relocate_oldest
 from logstore.log.table_follower import TableFollower
 from logstore.replication import fetch_session, replica_fetcher
@@ -182,15 +182,17 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     ),
     "C10: the last roll of the leader before is not adopted": (TableFollower, "_adopt", lambda *_: None),
     "C11: an unclean leader does not read the table": (
-        Replicas,
+        ReplicaManager,
         "partition_changed",
-        rewritten(Replicas.partition_changed, ("state.leader == me and not state.recovering", "state.leader == me")),
+        rewritten(
+            ReplicaManager.partition_changed, ("state.leader == me and not state.recovering", "state.leader == me")
+        ),
     ),
     "C11: an unclean leader does not fence": (Table, "begin_epoch", lambda self, *_: self.current.version),
     "C11: an unclean leader keeps what disagrees": (
-        Replicas,
+        ReplicaManager,
         "_agrees",
-        rewritten(Replicas._agrees, ("if sealed == 0 or sealed < partition_log.sealed_offset:", "if True:")),
+        rewritten(ReplicaManager._agrees, ("if sealed == 0 or sealed < partition_log.sealed_offset:", "if True:")),
     ),
     "C11: the next leader need not read the table": (reconcile, "_lead", recovering_no_more),
     "C12: a broker that has lost its disk stays in the ISR": "a lost disk stays in the ISR",
@@ -200,19 +202,19 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     "C13: appends are taken with too few replicas": (Leadership, "refusal", lambda *_: None),
     "C15: a follower has append times of its own": (replica_fetcher, "split_frames", own_append_time),
     "C16: a log that begins at the table knows no producers": (
-        PartitionState,
+        PartitionLogState,
         "replace",
-        rewritten(PartitionState.replace, ("newest.producers if newest else ()", "()")),
+        rewritten(PartitionLogState.replace, ("newest.producers if newest else ()", "()")),
     ),
     "C16: snapshots know no producers": (
-        PartitionState,
+        PartitionLogState,
         "snapshot",
-        rewritten(PartitionState.snapshot, ("producers=self.producers.pack()", 'producers=b""')),
+        rewritten(PartitionLogState.snapshot, ("producers=self.producers.pack()", 'producers=b""')),
     ),
     "C16: truncated batches count as stored": (
-        PartitionState,
+        PartitionLogState,
         "truncate",
-        rewritten(PartitionState.truncate, ("self.producers.forget_from(offset)", "pass")),
+        rewritten(PartitionLogState.truncate, ("self.producers.forget_from(offset)", "pass")),
     ),
     "C16: truncated epochs are remembered": (LeaderEpochs, "truncate", lambda *_: None),
 }

@@ -17,7 +17,7 @@ from logstore.listening_sockets import listening_socket
 from logstore.log.topic import Topic
 from logstore.node import Store, running_store
 from logstore.settings import Settings
-from tests.support.coordinators import SESSION_MS, Brokers, expire
+from tests.support.cluster_states import SESSION_MS, Brokers, expire
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 
@@ -74,7 +74,7 @@ class ClusterStores:
         """
         killed = broker_ids or tuple(self.stores)
         for broker_id in killed:
-            zookeeper = self.coordinator(broker_id).zookeeper
+            zookeeper = self.cluster_state(broker_id).zookeeper
             for change in ("create", "write", "delete", "multi"):
                 setattr(zookeeper, change, _refuse)
             self.stores[broker_id].broker._schedule.roll_at_stop = _nothing  # type: ignore[method-assign]
@@ -86,18 +86,18 @@ class ClusterStores:
             shutil.rmtree(home)
             home.with_suffix(".killed").rename(home)
 
-    def coordinator(self, broker_id: int) -> ZooKeeperClusterState:
-        found = self.stores[broker_id].coordinator
+    def cluster_state(self, broker_id: int) -> ZooKeeperClusterState:
+        found = self.stores[broker_id].cluster_state
         assert isinstance(found, ZooKeeperClusterState)
         return found
 
     async def expire(self, broker_id: int) -> None:
         """End the broker's session; if it was the controller, another broker takes over."""
-        await expire(self.coordinator(broker_id))
+        await expire(self.cluster_state(broker_id))
 
     async def controller(self) -> int:
         def active() -> list[int]:
-            return [one for one in self.stores if self.coordinator(one).controller.is_active]
+            return [one for one in self.stores if self.cluster_state(one).controller.is_active]
 
         await eventually_async(lambda: len(active()) == 1, "no controller")
         return active()[0]
@@ -105,7 +105,7 @@ class ClusterStores:
     async def making(self) -> Broker:
         """Return the broker of the controller, once it knows of all brokers that run."""
         controller = await self.controller()
-        seen = self.coordinator(controller)
+        seen = self.cluster_state(controller)
         await eventually_async(lambda: len(seen.brokers) == len(self.stores), "the controller does not see all brokers")
         return self.stores[controller].broker
 

@@ -129,7 +129,7 @@ async def kafka_server(
     listening = bound_socket("127.0.0.1", 0, SocketBuffers())
     port = listening.getsockname()[1]
     async with running_store(wanted, Authorizer(), quotas or Quotas(), clock=clock or clock_of_loop()) as store:
-        kafka = KafkaStore(wanted, store.broker, store.groups, store.coordinator, ("127.0.0.1", port))
+        kafka = KafkaStore(wanted, store.broker, store.groups, store.cluster_state, ("127.0.0.1", port))
         listener = KafkaListener(kafka)
         if limits is not None:
             listener.limits = limits

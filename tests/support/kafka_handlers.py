@@ -25,7 +25,7 @@ KAFKA_CLIENT = RequestContext("1", "test", "KAFKA", "127.0.0.1", None, ANONYMOUS
 class Handlers:
     def __init__(self, broker: Broker, groups: GroupCoordinator) -> None:
         self.broker = broker
-        self.store = KafkaStore(broker.settings, broker, groups, broker._coordinator, ("127.0.0.1", 9092))
+        self.store = KafkaStore(broker.settings, broker, groups, broker._cluster_state, ("127.0.0.1", 9092))
 
     async def ask(self, api_key: int, version: int, message: Any) -> Any:
         """Return the response, as a client decodes it."""

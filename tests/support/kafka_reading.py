@@ -11,7 +11,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetch.fetching import FetchLimits, WantedPartition
 from logstore.kafka_batches.header import BatchHeader, check_crc
-from logstore.kafka_listener.dispatch import answer_to
+from logstore.kafka_listener.dispatch import response_to
 from logstore.kafka_listener.produce import Turn
 from logstore.kafka_protocol.requests import read_request, write_request
 from logstore.kafka_protocol.responses import read_response
@@ -127,7 +127,7 @@ async def http_rows(broker: Broker, topic: Topic, partition: int = 0) -> dict[in
 async def ask(handlers: Handlers, api_key: int, version: int, message: Any) -> Any:
     """Return the listener's response, as a client decodes it, and release what it holds."""
     request = read_request(_frame(write_request(api_key, version, 7, "test", message)))
-    answer = await answer_to(handlers.store, KAFKA_CLIENT, request, Turn())
+    answer = await response_to(handlers.store, KAFKA_CLIENT, request, Turn())
     if answer.release is not None:
         answer.release()
     _, found = read_response(api_key, version, _frame(answer.buffers))

@@ -37,12 +37,12 @@ from logstore.replication.peers import Peers
 from logstore.replication.protocol import MessageType
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
-from tests.support.replicas import MemoryCluster, MemoryCoordinator
+from tests.support.replicas import MemoryCluster, MemoryClusterState
 from tests.support.virtual_time import clock_of_loop
 
 
-class ListeningCoordinator(MemoryCoordinator):
-    """A coordinator that knows where the others listen, and that shows them this broker (``LocalBroker``)."""
+class ListeningClusterState(MemoryClusterState):
+    """A cluster state that knows where the others listen, and that shows them this broker (``LocalBroker``)."""
 
     broker_epoch = 1
 
@@ -97,14 +97,14 @@ class RelayingCluster(MemoryCluster):
             wanted.log_directory.mkdir(parents=True, exist_ok=True)
             load_secret(self.data, FileSystem())
             shutil.copy(self.data / "secret", wanted.log_directory / "secret")
-            coordinator = self.coordinators[broker_id] = ListeningCoordinator(self, broker_id)
-            at_end.callback(self.coordinators.pop, broker_id, None)
+            cluster_state = self.cluster_states[broker_id] = ListeningClusterState(self, broker_id)
+            at_end.callback(self.cluster_states.pop, broker_id, None)
             options = PeerOptions()
-            peer = PeerListener(coordinator, options)
+            peer = PeerListener(cluster_state, options)
             await peer.start("127.0.0.1", 0)
             at_end.push_async_callback(peer.stop)
             self.peer_addresses[broker_id] = peer.address
-            peers = Peers(coordinator, options, self.peer_addresses.get)
+            peers = Peers(cluster_state, options, self.peer_addresses.get)
             http = PeerHttp(peers.open_http)
             authorizer, quotas = Authorizer(), Quotas()
             listening = listening_socket("127.0.0.1", 0)
@@ -123,7 +123,7 @@ class RelayingCluster(MemoryCluster):
             opened.read(())
             broker = await Broker.start(
                 wanted,
-                coordinator,  # type: ignore[arg-type]
+                cluster_state,  # type: ignore[arg-type]
                 opened,
                 authorizer,
                 quotas,

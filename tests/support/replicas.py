@@ -43,7 +43,7 @@ class MemoryCluster:
         self.placement = tuple(placement)
         self.states: dict[tuple[UUID, int], PartitionState] = {}
         self.brokers: dict[int, Broker] = {}
-        self.coordinators: dict[int, MemoryCoordinator] = {}
+        self.cluster_states: dict[int, MemoryClusterState] = {}
         #: Links (follower, leader) that are cut, and brokers that ZooKeeper does not answer.
         self.cut: set[tuple[int, int]] = set()
         self.without_zookeeper: set[int] = set()
@@ -54,14 +54,14 @@ class MemoryCluster:
         self.next_producer_id = 1 << 32
 
     async def start(self, broker_id: int, **settings: Any) -> Broker:
-        coordinator = self.coordinators[broker_id] = MemoryCoordinator(self, broker_id)
+        cluster_state = self.cluster_states[broker_id] = MemoryClusterState(self, broker_id)
         given = {"replica_fetch_backoff_ms": 20, "replica_fetch_wait_max_ms": 50, **settings}
         wanted = Settings(data=self.data, broker_id=broker_id, **given)
         opened = OpenedJournal(wanted, FileSystem(), clock_of_loop(), recent_bytes=RECENT_FRAMES_BYTES)
         opened.read(())
         broker = await Broker.start(
             wanted,
-            coordinator,  # type: ignore[arg-type]
+            cluster_state,  # type: ignore[arg-type]
             opened,
             Authorizer(),
             Quotas(),
@@ -74,12 +74,12 @@ class MemoryCluster:
         return broker
 
     async def stop(self, broker_id: int) -> None:
-        del self.coordinators[broker_id]
+        del self.cluster_states[broker_id]
         await self.brokers.pop(broker_id).stop()
 
     def tell_of_brokers(self) -> None:
-        for coordinator in list(self.coordinators.values()):
-            coordinator.tell_of_brokers()
+        for cluster_state in list(self.cluster_states.values()):
+            cluster_state.tell_of_brokers()
 
     async def connect(self, follower: int, leader: int) -> "_Connection":
         self.require_link(follower, leader)
@@ -92,8 +92,8 @@ class MemoryCluster:
     def set(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
         """Write a state, and notify all brokers."""
         self.states[topic_id, partition] = state
-        for coordinator in list(self.coordinators.values()):
-            coordinator.tell(topic_id, partition, state)
+        for cluster_state in list(self.cluster_states.values()):
+            cluster_state.tell(topic_id, partition, state)
 
     def elect(self, topic_id: UUID, partition: int, leader: int, **changes: Any) -> PartitionState:
         """Elect a leader with the next epoch; ``changes`` are fields of the state."""
@@ -103,7 +103,7 @@ class MemoryCluster:
         return state
 
 
-class MemoryCoordinator:
+class MemoryClusterState:
     def __init__(self, cluster: MemoryCluster, broker_id: int) -> None:
         self._cluster = cluster
         self.broker_id = broker_id
@@ -122,7 +122,7 @@ class MemoryCoordinator:
 
     @property
     def brokers(self) -> Sequence[int]:
-        return sorted({*self._cluster.coordinators, *self._cluster.placement})
+        return sorted({*self._cluster.cluster_states, *self._cluster.placement})
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
@@ -176,7 +176,7 @@ class MemoryCoordinator:
 
     def may_join(self, broker_id: int, broker_epoch: int) -> bool:
         del broker_epoch
-        return broker_id in self._cluster.coordinators and broker_id not in self._cluster.unregistered
+        return broker_id in self._cluster.cluster_states and broker_id not in self._cluster.unregistered
 
     def tell(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
         for listener in self._listeners:

@@ -35,21 +35,21 @@ async def start_broker(
     filesystem: FileSystem | None = None,
     new_journal: bool = False,
 ) -> Broker:
-    """Start a broker and its coordinator; ``stop_broker`` ends both."""
+    """Start a broker and its cluster state; ``stop_broker`` ends both."""
     filesystem, clock = filesystem or local_filesystem(), clock or clock_of_loop()
-    coordinator = EmbeddedClusterState(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
+    cluster_state = EmbeddedClusterState(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
     opened = OpenedJournal(settings, filesystem, clock)
     try:
-        await coordinator.start(opened.read)
+        await cluster_state.start(opened.read)
     except BaseException:
         opened.release()
         raise
     try:
         return await Broker.start(
-            settings, coordinator, opened, authorizer or Authorizer(), Quotas(), clock=clock, filesystem=filesystem
+            settings, cluster_state, opened, authorizer or Authorizer(), Quotas(), clock=clock, filesystem=filesystem
         )
     except BaseException:
-        await coordinator.stop()
+        await cluster_state.stop()
         raise
 
 
@@ -57,7 +57,7 @@ async def stop_broker(broker: Broker) -> None:
     try:
         await broker.stop()
     finally:
-        await broker._coordinator.stop()
+        await broker._cluster_state.stop()
 
 
 @contextlib.asynccontextmanager

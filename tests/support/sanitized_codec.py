@@ -1,4 +1,4 @@
-"""Runs in a separate process, with the codec that was compiled with sanitizers: ``test_sanitized.py``.
+"""Runs in a separate process, with the codec that was compiled with sanitizers: ``tests/unit/test_sanitized.py``.
 
     python -m tests.support.sanitized_codec LIBRARY fuzz     # prints how many batches were taken and refused
     python -m tests.support.sanitized_codec LIBRARY read     # reads behind the end of a batch
@@ -22,6 +22,8 @@ from logstore.kafka_batches.header import HEADER_BYTES, BatchHeader
 from logstore.kafka_batches.native import NativeCodec
 from logstore.kafka_batches.records import BatchRecords
 from logstore.kafka_batches.validation import batch_records
+from logstore.records import column_memory
+from logstore.records.column_memory import ByteColumn
 from logstore.records.log_batches import Origin, with_origins
 from tests.support.kafka_batches import mutations, raw_records, seeds
 
@@ -89,14 +91,14 @@ def read_too_far(codec: NativeCodec) -> None:
 def write_too_far(codec: NativeCodec) -> None:
     records = BatchRecords(copied(raw_records(1)), 1, 0, None)
     timestamps, deltas = exact(7), exact(4)
-    key, value = native._Column(1, 1, 0), native._Column(1, 1, 0)
+    key, value = ByteColumn(1, 1, 0), ByteColumn(1, 1, 0)
     columns = 1, 0, timestamps.address, 0, deltas.address, *key.target, *value.target, *native._NO_HEADER_COLUMNS
     codec._decode(native._packed([records]), 1, native._RISING, native._COLUMNS.pack(*columns))
 
 
 def main(library: str, what: str) -> None:
     corpus = seeds()
-    native._allocate = exact
+    column_memory.allocate = exact
     codec = NativeCodec(Path(library))
     if what == "fuzz":
         print(*fuzz(codec, corpus))

@@ -68,7 +68,7 @@ def test_tests_that_hang_fail_once_with_their_stacks_and_the_next_ones_run(tmp_p
     assert "4 failed, 1 passed" in out, out
 
 
-def test_the_teardown_of_the_last_test_is_watched_too(tmp_path) -> None:
+def test_the_teardown_of_the_last_test_is_also_watched(tmp_path) -> None:
     ended = run(tmp_path / "test_last.py", LAST_TEARDOWN)
     assert "in hangs_at_its_end" in ended.stderr
     assert "test_last.py::test_that_passes'\n" in ended.stdout, ended.stdout

@@ -42,7 +42,7 @@ def test_the_default_port_is_as_any_other(tmp_path: Path, monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_what_clients_are_told_is_announced(monkeypatch, settings, advertised: str, remark: str):
+def test_the_address_for_clients_is_announced(monkeypatch, settings, advertised: str, remark: str):
     monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
     listening = types.SimpleNamespace(getsockname=lambda: ("", 4711))
     assert node._kafka_remark(Settings(**settings), advertised, listening) == remark

@@ -16,7 +16,7 @@ import pytest
     ],
     ids=["subprocess", "spawn", "shell"],
 )
-def test_a_quick_test_that_starts_a_process_is_told_which_mark_it_lacks(start) -> None:
+def test_a_quick_test_that_starts_a_process_learns_which_mark_it_lacks(start) -> None:
     with pytest.raises(AssertionError, match=r"mark it: pytest\.mark\.system"):
         start()
 

@@ -13,7 +13,7 @@ KNOWS = {"logstore/broker/broker.py"}
 ALLOWED = {
     ("logstore/broker/produce/batcher.py", "copy.args"),
     ("logstore/broker/erasing.py", "run.progress.step"),
-    ("logstore/broker/replicas.py", "partition_log.leader_epoch"),
+    ("logstore/broker/replica_manager.py", "partition_log.leader_epoch"),
 }
 
 

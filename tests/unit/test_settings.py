@@ -214,7 +214,7 @@ def test_the_file_that_comes_along_shows_every_setting_with_its_default(monkeypa
     assert with_file == load_settings()
 
 
-def test_the_examples_in_the_file_that_comes_along_are_valid_too(elsewhere: Path):
+def test_the_examples_in_the_shipped_file_are_also_valid(elsewhere: Path):
     text = (REPOSITORY / "conf/logstore.toml").read_text()
     examples = "\n".join(line.removeprefix("# ") if " = " in line else line for line in text.splitlines())
     assert tomllib.loads(examples)["data_location"]
@@ -373,8 +373,8 @@ def test_a_host_for_all_leaves_kafkas_clients_on_this_machine(elsewhere: Path, m
     ("given", "why"),
     [
         ("TLS://h:9093", "TLS:// is unknown: it takes PLAINTEXT://host:port, SSL://host:port, or host:port"),
-        ("SASL_PLAINTEXT://h:9093", "SASL_PLAINTEXT:// is not there yet, it comes with authentication"),
-        ("SASL_SSL://h:9093", "SASL_SSL:// is not there yet, it comes with authentication"),
+        ("SASL_PLAINTEXT://h:9093", "SASL_PLAINTEXT:// is not supported yet, it comes with authentication"),
+        ("SASL_SSL://h:9093", "SASL_SSL:// is not supported yet, it comes with authentication"),
         ("PLAINTEXT://a:9092,PLAINTEXT://b:9093", "it takes one address"),
         ("9092", "it takes host:port"),
         ("h", "it takes host:port"),
@@ -409,8 +409,8 @@ def test_kafka_listeners_that_cannot_be_are_refused_by_name(elsewhere: Path, giv
                 "kafka_advertised_listeners": "PLAINTEXT://h:2",
             },
             (
-                "kafka.advertised.listeners (PLAINTEXT://h:2) and kafka.listeners (SSL://h:1) have different protocols: "
-                "give both the same"
+                "kafka.advertised.listeners (PLAINTEXT://h:2) and kafka.listeners (SSL://h:1) have different "
+                "protocols: give both the same"
             ),
         ),
         (
@@ -443,7 +443,7 @@ def test_settings_of_tls_count_only_where_a_listener_uses_it(elsewhere: Path):
     assert "hidden" not in repr(load_settings(**location))
 
 
-def test_kafkas_clients_are_told_an_address_that_they_can_reach(elsewhere: Path):
+def test_kafkas_clients_get_an_address_that_they_can_reach(elsewhere: Path):
     def told(**given: str) -> tuple[str, int]:
         return load_settings(**given).kafka_advertised(4711)
 

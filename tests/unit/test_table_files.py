@@ -194,7 +194,7 @@ def test_a_finished_upload_survives_a_power_cut(files: TableFiles, disk: FaultyF
     assert open_table(files.uri).read("partition=0/x") == b"content"
 
 
-def test_of_an_upload_that_is_left_there_is_nothing(files: TableFiles) -> None:
+def test_an_upload_that_is_left_stores_nothing(files: TableFiles) -> None:
     with files.create("partition=0/x") as upload:
         upload.write(b"content")
     assert files.list("partition=0") == []
@@ -243,7 +243,7 @@ def test_one_of_many_writers_of_a_name_wins(files: TableFiles) -> None:
     assert [entry.name for entry in files.list(LOG)] == [ENTRY, f"{LOG}/x"]
 
 
-def test_what_is_put_survives_a_power_cut(files: TableFiles, disk: FaultyFileSystem) -> None:
+def test_a_put_file_survives_a_power_cut(files: TableFiles, disk: FaultyFileSystem) -> None:
     assert files.put_if_absent(f"{LOG}/x", b"one")
     after_a_power_cut(disk)
     assert open_table(files.uri).read(f"{LOG}/x") == b"one"
@@ -293,7 +293,7 @@ def test_a_replacement_that_fails_leaves_the_old_content(files: TableFiles, disk
 # ---- set aside, remove, sync ----------------------------------------------------------------------------------------
 
 
-def test_what_is_set_aside_keeps_its_content_and_may_be_put_back(files: TableFiles) -> None:
+def test_a_file_that_is_set_aside_keeps_its_content_and_may_be_put_back(files: TableFiles) -> None:
     names = []
     for content in (b"one", b"two", b"three"):
         put(files, f"{LOG}/x.json", content)
@@ -303,14 +303,14 @@ def test_what_is_set_aside_keeps_its_content_and_may_be_put_back(files: TableFil
     assert files.read(f"{LOG}/x.json") == b"two"
 
 
-def test_what_was_removed_stays_away(files: TableFiles, disk: FaultyFileSystem) -> None:
+def test_removed_records_stay_away(files: TableFiles, disk: FaultyFileSystem) -> None:
     put(files, f"{LOG}/x")
     files.remove([f"{LOG}/x"])
     after_a_power_cut(disk)
     assert [entry.name for entry in open_table(files.uri).list(LOG)] == [ENTRY]
 
 
-def test_what_others_wrote_is_durable_once_it_is_synced(files: TableFiles, disk: FaultyFileSystem) -> None:
+def test_files_of_others_are_durable_once_they_are_synced(files: TableFiles, disk: FaultyFileSystem) -> None:
     for number in (1, 2):
         Path(files.where(f"{LOG}/{number}")).write_bytes(b"theirs")
     files.sync([f"{LOG}/1"])
@@ -426,7 +426,7 @@ def test_a_removed_table_is_known_until_it_is_forgotten(
     assert again.removed() == set()
 
 
-def test_what_is_no_table_is_told_apart(root: TableRoot, files: TableFiles, tmp_path: Path) -> None:
+def test_directories_without_a_table_are_distinguished(root: TableRoot, files: TableFiles, tmp_path: Path) -> None:
     topics = tmp_path / "data" / "topics"
     (topics / "file").write_bytes(b"")
     (topics / "empty").mkdir()

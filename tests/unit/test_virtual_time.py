@@ -54,7 +54,7 @@ def test_timers_are_due_by_time_and_then_in_the_order_in_which_they_were_set():
     assert run(order()) == sorted(range(200), key=lambda number: number * 7 % 3)
 
 
-def test_what_is_ready_comes_before_the_next_timer():
+def test_ready_callbacks_run_before_the_next_timer():
     async def turns() -> bool:
         timer = asyncio.get_running_loop().call_later(0.1, int)
         for _ in range(1000):

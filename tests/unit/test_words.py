@@ -80,6 +80,14 @@ _WORDS = {
     re.compile(r"\b([Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b(?!(\s+\w+)?\s+apart)"): "report, return, notify, or say",
     re.compile(r"\bit\s+is\s+all\s+the\s+same\b"): "it does not matter",
 }
+#: A test's name says the fact that it tests: it has a subject, and none of these words.
+_NO_SUBJECTS = re.compile(r"(what|who|whose|whoever|those|of|until|also|nobody|as many)\b")
+_WORDS_OF_TESTS = _WORDS | {
+    re.compile(r"\btoo$"): "also, before the verb",
+    re.compile(r"\bnone of\b"): "no, or not in",
+    re.compile(r"\ball the same\b"): "nevertheless",
+    re.compile(r"\b(goes|go|went) on\b"): "continue",
+}
 _CODE = re.compile(r"``.*?``|`[^`]*`", re.DOTALL)
 #: A link, of which readers see the text alone.
 _LINK = re.compile(r"(?<=\])\([^)]*\)")
@@ -87,7 +95,8 @@ _LINK = re.compile(r"(?<=\])\([^)]*\)")
 
 class Text(NamedTuple):
     line: int
-    #: ``function``, ``noun`` (a module, a class, a property), ``comment``, ``page`` (sentences), or ``cell``.
+    #: ``function``, ``noun`` (a module, a class, a property), ``comment``, ``test`` (its name as words), ``page``
+    #: (sentences), or ``cell``.
     kind: str
     text: str
 
@@ -146,6 +155,12 @@ def _is_for_tools(comment: str) -> bool:
     return re.match(r"#\s*(type:|noqa|pragma|fmt:|ruff|!|-{4}|mypy)", comment) is not None
 
 
+def names_of_tests(source: str) -> Iterator[Text]:
+    """Yield the names of the tests in a Python file, as words."""
+    for found in re.finditer(r"^ *(?:async )?def test_(\w+)", source, re.MULTILINE):
+        yield Text(source.count("\n", 0, found.start(1)) + 1, "test", found[1].replace("_", " "))
+
+
 def page_texts(page: str) -> Iterator[Text]:
     """Yield the paragraphs, items, headings and rows of tables of a page in Markdown, without its blocks of code."""
     paragraph: list[str] = []
@@ -180,6 +195,8 @@ def faults(text: Text) -> Iterator[Fault]:
             yield Fault(text.line, "begin with a verb", text.text)
     elif text.kind in {"noun", "comment"} and _FRAGMENTS.match(text.text):
         yield Fault(text.line, "make it a sentence, or a noun with its meaning", text.text)
+    elif text.kind == "test" and _NO_SUBJECTS.match(text.text):
+        yield Fault(text.line, "begin with a subject", text.text)
     # Removed code keeps its line ends, so that a fault has the right line.
     prose = _CODE.sub(lambda code: "x" + "\n" * code[0].count("\n"), text.text)
     if text.kind in {"page", "cell"}:
@@ -188,7 +205,7 @@ def faults(text: Text) -> Iterator[Fault]:
         for sentence in _SENTENCE.finditer(prose):
             if _FRAGMENTS_OF_PAGES.match(sentence[1]) and not sentence[1].endswith("?"):
                 yield Fault(_line(text, prose, sentence.start(1)), "make it a sentence with a subject", sentence[1])
-    for pattern, better in _WORDS.items():
+    for pattern, better in (_WORDS_OF_TESTS if text.kind == "test" else _WORDS).items():
         for found in pattern.finditer(prose):
             around = prose[max(0, found.start() - 40) : found.end() + 40]
             yield Fault(_line(text, prose, found.start()), f"instead of {found[0]!r}: {better}", around)
@@ -200,7 +217,7 @@ def _line(text: Text, prose: str, at: int) -> int:
 
 def faults_of_file(path: Path) -> list[Fault]:
     source = path.read_text()
-    found = page_texts(source) if path.suffix == ".md" else texts(source)
+    found = page_texts(source) if path.suffix == ".md" else (*texts(source), *names_of_tests(source))
     return [fault for text in found for fault in faults(text)]
 
 
@@ -227,6 +244,9 @@ def test_the_text_reads_plainly(plain: str) -> None:
         ("comment", "Also behind an iteration that was left at the last record of a batch."),
         ("comment", "Then rows count whose ends moved, too."),
         ("noun", "The producer is told its epoch."),
+        ("test", "a broker is told its address"),
+        ("test", "what is malformed is refused"),
+        ("test", "the listener speaks ipv6 too"),
         ("page", "The group is empty. Of a new one only the name exists."),
         ("page", "**Records**: What was read stays."),
         ("cell", "| how far | so\nmany records |"),
@@ -243,6 +263,7 @@ def test_a_form_that_has_to_be_read_twice_is_refused(kind: str, text: str) -> No
         ("function", "``fsync`` the file."),
         ("comment", "ZooKeeper has stored these replicas for the current epoch."),
         ("noun", "The address for clients: two topics are told apart by their ids."),
+        ("test", "topics are told apart and refused"),
         ("page", "Commit first. What happens then? Until the commit, `tell` waits. Also read [the page](told.md)."),
         ("cell", "| Those that are left |"),
     ],
@@ -278,6 +299,11 @@ class A:
         (9, "comment", "A reason."),
         (16, "function", "Say it."),
     ]
+
+
+def test_names_of_tests_are_found_with_their_lines() -> None:
+    source = "class Tests:\n    def test_a_b(self): ...\n\nasync def test_c(): ...\ndef tests_d(): ...\n"
+    assert [tuple(text) for text in names_of_tests(source)] == [(2, "test", "a b"), (4, "test", "c")]
 
 
 def test_texts_of_a_page_are_found_with_their_lines() -> None:

@@ -65,8 +65,8 @@ class Waits(Protocol):
 
 
 class Router:
-    def __init__(self, coordinator: ClusterState, topics: KnownTopics, waits: Waits) -> None:
-        self._coordinator = coordinator
+    def __init__(self, cluster_state: ClusterState, topics: KnownTopics, waits: Waits) -> None:
+        self._cluster_state = cluster_state
         self._topics = topics
         self._waits = waits
         self._find_topic = topics.get
@@ -74,12 +74,12 @@ class Router:
     @property
     def broker_id(self) -> int:
         """The id of this broker."""
-        return self._coordinator.broker_id
+        return self._cluster_state.broker_id
 
     @property
     def other_brokers(self) -> list[int]:
         """The ids of the other registered brokers."""
-        return [one for one in self._coordinator.brokers if one != self.broker_id]
+        return [one for one in self._cluster_state.brokers if one != self.broker_id]
 
     def leader(self, topic: Topic, partition: int) -> int:
         """Return the leader of a partition; ``NOBODY`` while there is none."""
@@ -87,7 +87,7 @@ class Router:
 
     def leader_of(self, topic_id: UUID, partition: int) -> int:
         """Return the leader as ``leader`` does."""
-        return self._coordinator.partition_state(topic_id, partition).leader
+        return self._cluster_state.partition_state(topic_id, partition).leader
 
     async def until_target_known(self, target: Target, names: Mapping[str, str]) -> None:
         """Wait for the topic and the partition in a request's path, or for the topic of groups, if another broker has
@@ -138,7 +138,7 @@ class Router:
 
     def wrong_broker(self, right: int) -> WrongBrokerError:
         """Return the refusal of a request that is not to be forwarded to broker ``right``."""
-        endpoint = self._coordinator.brokers_by_id.get(right)
+        endpoint = self._cluster_state.brokers_by_id.get(right)
         url = None if endpoint is None else endpoint.url
         at = f"at {url}" if url else "whose address is not known now"
         return WrongBrokerError(
@@ -173,7 +173,7 @@ class Router:
                 return self.controller()
             case Target.BROKER:
                 number = names["broker_id"]
-                return int(number) if number.isdecimal() and int(number) in self._coordinator.brokers else None
+                return int(number) if number.isdecimal() and int(number) in self._cluster_state.brokers else None
             case _:
                 return None
 
@@ -201,7 +201,7 @@ class Router:
 
     def controller(self) -> int:
         """Return the broker that changes topics. Raises NotControllerError while there is none."""
-        found = self._coordinator.controller_id
+        found = self._cluster_state.controller_id
         if found == NOBODY:
             raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
         return found

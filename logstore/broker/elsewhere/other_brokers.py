@@ -51,17 +51,17 @@ class OtherBrokers(Elsewhere):
     is_alone: ClassVar[bool] = False
 
     def __init__(
-        self, coordinator: ClusterState, topics: Topics, links: Links, settings: Settings, filesystem: FileSystem
+        self, cluster_state: ClusterState, topics: Topics, links: Links, settings: Settings, filesystem: FileSystem
     ) -> None:
-        discovery = TopicDiscovery(topics, coordinator)
-        router = Router(coordinator, topics, discovery)
+        discovery = TopicDiscovery(topics, cluster_state)
+        router = Router(cluster_state, topics, discovery)
         super().__init__(
             router,
             RemoteAppends(router, links.requests, settings.queued_max_request_bytes),
             RemoteFetches(router, links.http),
             discovery,
         )
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._requests = links.requests
         self._http = links.http
         self._data = settings.data
@@ -103,7 +103,7 @@ class OtherBrokers(Elsewhere):
         when it is unknown whether it did what ``doubt`` says.
         """
         controller = self.router.controller()
-        target = f"/v3/clusters/{self._coordinator.cluster_id}/{resource}"
+        target = f"/v3/clusters/{self._cluster_state.cluster_id}/{resource}"
         try:
             return await self.ask(controller, "POST", target, context, msgspec.json.encode(body))
         except PeerUnavailableError as error:
@@ -180,9 +180,9 @@ class OtherBrokers(Elsewhere):
         return found
 
     def with_journals(self, topic_id: UUID, partitions: Iterable[int]) -> set[int]:
-        found = {*self._coordinator.brokers_by_id}
+        found = {*self._cluster_state.brokers_by_id}
         for partition in partitions:
-            found.update(self._coordinator.partition_state(topic_id, partition).replicas)
+            found.update(self._cluster_state.partition_state(topic_id, partition).replicas)
         with contextlib.suppress(OSError):
             found.update(int(name) for name in self._filesystem.names(self._data / "brokers") if name.isdecimal())
         return found
@@ -193,9 +193,9 @@ class OtherBrokers(Elsewhere):
     async def _report_offline(self) -> None:
         reported: Mapping[str, Sequence[int]] = {}
         while True:
-            if (here := self._coordinator.replicas_here()) != reported:
+            if (here := self._cluster_state.replicas_here()) != reported:
                 try:
-                    await self._coordinator.set_offline(here)
+                    await self._cluster_state.set_offline(here)
                     reported = here
                     log.error("broker.offline", topics=len(here), reason="the journal has failed: others lead")
                 except LogStoreError as error:

@@ -1,7 +1,7 @@
 """The topics of a cluster on each of its brokers: topics that others made appear here, topics that others deleted
 disappear.
 
-It compares the coordinator's registrations with what is served, one topic at a time, until both agree; after an error
+It compares the cluster state's registrations with what is served, one topic at a time, until both agree; after an error
 it tries again later. So nothing depends on an event that came too early, or while the broker was away. The controller
 does more: after its election, and now and then, it looks at the tables themselves, since a creator may have died
 between table and registration; and it finishes deletions that were begun.
@@ -78,7 +78,7 @@ class ServedTopics(Protocol):
         ...
 
     async def look_at_tables(self) -> None:
-        """Report to the coordinator the tables that are not registered, and those that still have to be removed."""
+        """Report to the cluster state the tables that are not registered, and those that still have to be removed."""
         ...
 
     async def finish_deletion(self, name: str, topic_id: UUID) -> None:
@@ -93,9 +93,9 @@ class TopicDiscovery(Discovery):
 
     leads_before_journal: ClassVar[bool] = False
 
-    def __init__(self, topics: ServedTopics, coordinator: ClusterState) -> None:
+    def __init__(self, topics: ServedTopics, cluster_state: ClusterState) -> None:
         self._topics = topics
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._lock = topics.lock
         #: The versions of the registrations that were seen.
         self._versions: dict[UUID, int] = {}
@@ -111,11 +111,11 @@ class TopicDiscovery(Discovery):
         self._looking: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        coordinator.listen_to_topics(self._registered)
+        cluster_state.listen_to_topics(self._registered)
         for name in self._unsettled:
-            if (found := coordinator.registered_topic(name)) is not None:
+            if (found := cluster_state.registered_topic(name)) is not None:
                 self._versions[found.topic_id] = found.version
-        coordinator.on_election(self._elected)
+        cluster_state.on_election(self._elected)
 
     def start(self) -> None:
         self._started.set()
@@ -126,7 +126,7 @@ class TopicDiscovery(Discovery):
         self._registered(topic.name)
 
     def is_adopted(self, name: str) -> bool:
-        return self._coordinator.registered_topic(name) is not None
+        return self._cluster_state.registered_topic(name) is not None
 
     async def stop(self) -> None:
         tasks = self._tasks if self._looking is None else [*self._tasks, self._looking]
@@ -146,7 +146,8 @@ class TopicDiscovery(Discovery):
         def is_pending(log: PartitionLog) -> bool:
             if log.is_leader or log.is_closed:
                 return False
-            return self._coordinator.partition_state(log.topic_id, log.partition).leader == self._coordinator.broker_id
+            state = self._cluster_state.partition_state(log.topic_id, log.partition)
+            return state.leader == self._cluster_state.broker_id
 
         if any(map(is_pending, logs)):
             await self.until(lambda: not any(map(is_pending, logs)), _LED_S)
@@ -163,7 +164,7 @@ class TopicDiscovery(Discovery):
                 await self._look(name)
 
         def is_settled() -> bool:
-            found = self._coordinator.registered_topic(name)
+            found = self._cluster_state.registered_topic(name)
             is_known = self._topics.is_known(name, partitions)
             return is_known or found is None or found.deleting or found.num_partitions < partitions
 
@@ -182,7 +183,7 @@ class TopicDiscovery(Discovery):
         while self._asked:
             asked, self._asked = self._asked, {}
             try:
-                await self._coordinator.refresh_topics(asked.keys())
+                await self._cluster_state.refresh_topics(asked.keys())
             except LogStoreError as error:
                 log.info("topic.not_looked_for", topics=sorted(asked)[:10], why=error.message)
             finally:
@@ -215,7 +216,7 @@ class TopicDiscovery(Discovery):
 
     async def _settle(self, name: str) -> None:
         async with self._lock:
-            found = self._coordinator.registered_topic(name)
+            found = self._cluster_state.registered_topic(name)
             await self._drop_former(name, found)
             if found is None:
                 self._topics.forget_gone()
@@ -264,7 +265,7 @@ class TopicDiscovery(Discovery):
 
     @property
     def _is_controller(self) -> bool:
-        return self._coordinator.controller_id == self._coordinator.broker_id
+        return self._cluster_state.controller_id == self._cluster_state.broker_id
 
     async def _elected(self) -> None:
         """Report the tables before anything is decided, so that no registration is removed while its table exists.
@@ -274,7 +275,7 @@ class TopicDiscovery(Discovery):
         await self._started.wait()
         async with self._lock:
             await self._topics.look_at_tables()
-        for name in self._coordinator.registered_topics():
+        for name in self._cluster_state.registered_topics():
             self._registered(name)
 
     async def _look_now_and_then(self) -> None:

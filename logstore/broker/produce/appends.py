@@ -136,8 +136,8 @@ class AppendedRequest:
 
 
 class AppendGroup:
-    """The frames of one append. ``told`` passes their outcome to the partition logs. ``whole`` counts the waits of all
-    parts down; None if no request waits.
+    """The frames of one append. ``on_stored`` passes their outcome to the partition logs. ``whole`` counts the waits of
+    all parts down; None if no request waits.
     """
 
     __slots__ = ("_logs", "_whole", "frames")
@@ -169,7 +169,7 @@ class AppendGroup:
             if self._whole is not None:
                 request.wait_for(at, log, frame.header.end_offset, acks, self._whole)
 
-    def told(self, locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+    def on_stored(self, locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
         """Pass on the outcome: the journal has stored all frames, or none."""
         if error is None:
             for log, frame, location in zip(self._logs, self.frames, locations, strict=True):

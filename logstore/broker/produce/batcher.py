@@ -11,15 +11,16 @@ requests come here, never one with a producer id, an idempotency key or a transa
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.produce.appends import not_acknowledged
-from logstore.broker.produce.result import NO_OFFSET, ProduceResult
+from logstore.broker.produce.result import ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.limits import MIB
@@ -45,7 +46,7 @@ _TIME_OUTS_MAX = 100
 ToColumns = Callable[[Sequence[Any]], DecodedRecords]
 
 
-class RecordPlaces(NamedTuple):
+class RecordPlaces(msgspec.Struct, frozen=True):
     """Partition and offset of each record of a request, in its order.
 
     ``errors`` has the reason for each partition that has not taken its records; their offsets are NO_OFFSET.
@@ -76,7 +77,7 @@ class Produce(Protocol):
 class _Waiting:
     """A request that waits for its response; it leaves its batch when its time is up."""
 
-    __slots__ = ("_batch", "_time_out", "_told", "num_bytes", "records")
+    __slots__ = ("_batch", "_time_out", "_told", "count", "num_bytes", "records")
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class _Waiting:
         batch: "dict[_Waiting, None]",
     ) -> None:
         self.records = records
+        self.count = len(records)
         self.num_bytes = num_bytes
         self._told: Told | None = told
         self._batch = batch
@@ -201,7 +203,8 @@ class Batcher:
             self._queues[queue.key] = queue
         queue.waiting[_Waiting(records, num_bytes, told, self._time_out(timeout_ms), queue.waiting)] = None
         self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
-        self._begin_if_due(queue)
+        if not queue.begins:
+            self._begin_if_due(queue)
 
     def _time_out(self, timeout_ms: int) -> _TimeOut:
         """Return the timer for a request that begins now. It fires late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at
@@ -301,7 +304,7 @@ def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool
     request for a ``partition`` that is not led here cannot gain: another broker answers it.
     """
     config = topic.config
-    if num_bytes > min(SMALL_REQUEST_BYTES_MAX, config.max_message_bytes) or config.compacted:
+    if num_bytes > SMALL_REQUEST_BYTES_MAX or num_bytes > config.max_message_bytes or config.compacted:
         return False
     return partition is None or (partition < len(topic.partitions) and topic.partitions[partition].is_leader)
 
@@ -311,11 +314,11 @@ def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
     errors = result.errors()
     end = 0
     for waiting in batch:
-        first, end = end, end + len(waiting.records)
-        own = RecordPlaces(partitions[first:end], offsets[first:end], {})
-        if errors and NO_OFFSET in own.offsets:
-            own = own._replace(errors={p: _copy(errors[p]) for p in dict.fromkeys(own.partitions) if p in errors})
-        waiting.tell(own)
+        first, end = end, end + waiting.count
+        own, own_errors = partitions[first:end], {}
+        if errors:
+            own_errors = {p: _copy(errors[p]) for p in dict.fromkeys(own) if p in errors}
+        waiting.tell(RecordPlaces(own, offsets[first:end], own_errors))
 
 
 def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
@@ -323,7 +326,7 @@ def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
     taken: list[_Waiting] = []
     count = num_bytes = 0
     for one in waiting:
-        count += len(one.records)
+        count += one.count
         num_bytes += one.num_bytes
         if taken and (len(taken) == _REQUESTS_MAX or count > _RECORDS_MAX or num_bytes > _BYTES_MAX):
             break

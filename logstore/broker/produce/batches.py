@@ -78,7 +78,7 @@ class TopicLookup(Protocol):
     def by_id(self, topic_id: UUID) -> Topic: ...
 
 
-class _Wanted:
+class _RequestedBatch:
     """One record batch of a request; ``place`` is the place of its outcome."""
 
     __slots__ = ("batch", "data", "error", "identity", "log_append_time", "partition", "place", "topic")
@@ -127,7 +127,7 @@ class _Wanted:
             self.identity = BatchIdentity(header.producer_id, header.producer_epoch, header.base_sequence)
 
 
-def _hold_little_else(taken: Sequence[_Wanted]) -> None:
+def _hold_little_else(taken: Sequence[_RequestedBatch]) -> None:
     """Copy the taken batches if the buffer that they arrived in is much larger, because the journal may hold it for
     long. Usually they are nearly all of the buffer.
     """
@@ -221,7 +221,7 @@ class BatchProducing:
 
     def _found(
         self, context: RequestContext, requests: Sequence[TopicBatches], outcomes: list[list[BatchOutcome]]
-    ) -> Iterator[_Wanted]:
+    ) -> Iterator[_RequestedBatch]:
         """Yield the batches whose topics and partitions exist, each partition once."""
         taken: set[tuple[Topic, int]] = set()
         for at, (topic_or_id, batches) in enumerate(requests):
@@ -244,7 +244,7 @@ class BatchProducing:
                     outcomes[at][number] = BatchOutcome(partition, error=error)
                     continue
                 taken.add((topic, partition))
-                yield _Wanted(topic, partition, data, (at, number))
+                yield _RequestedBatch(topic, partition, data, (at, number))
 
     def _topic(self, context: RequestContext, topic_or_id: str | UUID) -> Topic:
         if isinstance(topic_or_id, str):
@@ -258,12 +258,12 @@ class BatchProducing:
         return topic
 
     async def _prepared(
-        self, wanted: list[_Wanted], outcomes: list[list[BatchOutcome]]
+        self, wanted: list[_RequestedBatch], outcomes: list[list[BatchOutcome]]
     ) -> tuple[list[PreparedRequest], list[list[tuple[int, int]]]]:
         """Return the valid batches by topic, and the places of their outcomes."""
         await self._check(wanted)
         await self._require_ids_issued(wanted)
-        by_topic: dict[Topic, list[_Wanted]] = {}
+        by_topic: dict[Topic, list[_RequestedBatch]] = {}
         taken = []
         for one in wanted:
             if one.error is not None:
@@ -278,7 +278,7 @@ class BatchProducing:
             [one.place for one in group] for group in by_topic.values()
         ]
 
-    async def _check(self, wanted: list[_Wanted]) -> None:
+    async def _check(self, wanted: list[_RequestedBatch]) -> None:
         """Check the batches, the small first ones on the event loop, the rest in a thread."""
         left = _CHECK_ON_LOOP_BYTES
         for count, one in enumerate(wanted):
@@ -294,14 +294,14 @@ class BatchProducing:
             return await asyncio.get_running_loop().run_in_executor(self._checkers, self._check_all, rest)
         return None
 
-    def _check_all(self, wanted: list[_Wanted]) -> None:
+    def _check_all(self, wanted: list[_RequestedBatch]) -> None:
         for one in wanted:
             try:
                 one.check(self._inflated_bytes_max)
             except RecordBatchTooLargeError as error:
                 one.error = error
 
-    async def _require_ids_issued(self, wanted: list[_Wanted]) -> None:
+    async def _require_ids_issued(self, wanted: list[_RequestedBatch]) -> None:
         refused: dict[int, LogStoreError] = {}
         for producer_id in {one.identity.owner for one in wanted if one.identity.is_producers}:
             try:
@@ -334,7 +334,7 @@ class BatchProducing:
             return None
 
 
-def _request(group: Sequence[_Wanted]) -> PreparedRequest:
+def _request(group: Sequence[_RequestedBatch]) -> PreparedRequest:
     batches = [one.batch for one in group if one.batch is not None]
     identities = [one.identity for one in group]
     return PreparedRequest(

@@ -79,7 +79,7 @@ class Producing:
         journal: Journal,
         admission: Admission,
         authorizer: Authorizer,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         filesystem: FileSystem,
         elsewhere: Elsewhere,
         appended: Callable[[Topic, Iterable[int]], None],
@@ -87,7 +87,7 @@ class Producing:
         self._journal = journal
         self._admission = admission
         self._authorizer = authorizer
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._filesystem = filesystem
         #: The way to the leaders of other partitions.
         self._elsewhere = elsewhere.appends
@@ -213,9 +213,9 @@ class Producing:
         producer has to try again.
         """
         for (log, epoch), parts in itertools.groupby(refusals, lambda refusal: refusal[1:]):
-            if not await self._coordinator.leads_still(log.topic_id, log.partition, epoch):
+            if not await self._cluster_state.leads_still(log.topic_id, log.partition, epoch):
                 error = NotLeaderOrFollowerError(
-                    f"Broker {self._coordinator.broker_id} cannot tell whether it leads {log.topic}-{log.partition} "
+                    f"Broker {self._cluster_state.broker_id} cannot tell whether it leads {log.topic}-{log.partition} "
                     "still: nothing was stored. Look up the leader, and try again there."
                 )
                 for at, *_ in parts:
@@ -264,14 +264,14 @@ class Producing:
             await self.require_issued(producer_id)
             if producer_epoch < PRODUCER_EPOCH_MAX:
                 return ProducerId(producer_id, producer_epoch + 1)
-        return ProducerId(await self._coordinator.new_producer_id(), 0)
+        return ProducerId(await self._cluster_state.new_producer_id(), 0)
 
     async def require_issued(self, producer_id: int) -> None:
         """Raise UnknownProducerIdError for an id that this store has not issued."""
         # Such an id may be issued later: its producer's batches would then count as repetitions.
-        if not self._coordinator.is_issued(producer_id):
-            await self._coordinator.refresh_producer_ids()
-        if not self._coordinator.is_issued(producer_id):
+        if not self._cluster_state.is_issued(producer_id):
+            await self._cluster_state.refresh_producer_ids()
+        if not self._cluster_state.is_issued(producer_id):
             raise UnknownProducerIdError(
                 f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."
             )
@@ -308,7 +308,7 @@ class Producing:
             append = AppendGroup(whole)
             for one, request in zip(prepared, requests, strict=True):
                 append.add(one, request, acks)
-            self._journal.store(append.frames, append.told)
+            self._journal.store(append.frames, append.on_stored)
         if whole is not None:
             for request, parts in zip(requests, repeated, strict=True):
                 for at, log, end_offset in parts:

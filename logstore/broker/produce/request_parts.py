@@ -12,13 +12,14 @@ from logstore.errors import (
     UnknownPartitionError,
 )
 from logstore.log.topic import Topic
-from logstore.records.batch import KafkaBatch, PartitionBatch, Records, SplitRecords, partition_batches
+from logstore.records.batch import DecodedRecords, KafkaBatch, PartitionBatch, Records, SplitRecords, partition_batches
 from logstore.records.partitioner import choose_partitions
+from logstore.records.scanned import ScannedRecords
 
 
 def check_keys(topic: Topic, records: Records) -> None:
     """Raise InvalidRecordError if a compacted topic gets a record without a key."""
-    if not topic.config.compacted:
+    if not topic.config.compacted or (isinstance(records, DecodedRecords) and not records.null_keys):
         return
     row = 0
     for batch in [part.batch for part in records.parts] if isinstance(records, SplitRecords) else [records.batch]:
@@ -80,8 +81,9 @@ def split(topic: Topic, records: Records, partition: int | None, sticky: int) ->
                 )
         return list(records.parts)
     if partition is None:
-        chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
-        return partition_batches(records, chosen)
+        count = len(topic.partitions)
+        parts = records.split(count, sticky % count) if isinstance(records, ScannedRecords) else None
+        return parts or partition_batches(records, choose_partitions(records, count, sticky % count))
     topic.partition(partition)
     if records.partitions is not None:
         others = np.flatnonzero((records.partitions != partition) & (records.partitions != -1))

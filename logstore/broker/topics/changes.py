@@ -56,7 +56,7 @@ class TopicChanges:
         self,
         topics: Topics,
         settings: Settings,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         roller: Roller,
         schedule: RollSchedule,
         admission: Admission,
@@ -65,7 +65,7 @@ class TopicChanges:
     ) -> None:
         self._topics = topics
         self._settings = settings
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._roller = roller
         self._schedule = schedule
         self._admission = admission
@@ -120,7 +120,7 @@ class TopicChanges:
             try:
                 return self._topics.get(name)
             except UnknownTopicError:
-                factor = max(1, min(replication_factor, self._coordinator.placeable_brokers))
+                factor = max(1, min(replication_factor, self._cluster_state.placeable_brokers))
                 return await self._topics.make(name, partitions, dict(configs), factor)
 
         if (found := self._topics.served(name)) is not None:
@@ -138,13 +138,13 @@ class TopicChanges:
 
     @property
     def _is_controller(self) -> bool:
-        return self._coordinator.controller_id == self._coordinator.broker_id
+        return self._cluster_state.controller_id == self._cluster_state.broker_id
 
     def _require_controller(self) -> None:
-        found = self._coordinator.controller_id
+        found = self._cluster_state.controller_id
         if found < 0:
             raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
-        if found != self._coordinator.broker_id:
+        if found != self._cluster_state.broker_id:
             raise NotControllerError(
                 f"Broker {found} is the controller: topics are made, changed and deleted there. Nothing was changed."
             )
@@ -153,7 +153,7 @@ class TopicChanges:
         """Wait until the whole topic has leaders. Raises RequestTimedOutError."""
 
         def is_led() -> bool:
-            states = (self._coordinator.partition_state(topic.topic_id, p.partition) for p in topic.partitions)
+            states = (self._cluster_state.partition_state(topic.topic_id, p.partition) for p in topic.partitions)
             return topic.deleted or all(state.leader >= 0 for state in states)
 
         if not await self._elsewhere.discovery.until(is_led, _LEADERS_S):
@@ -224,7 +224,7 @@ class TopicChanges:
         else:
             count = self._settings.num_partitions if partitions is None else partitions
             _check_replication_factor(
-                replication_factor, self._settings.default_replication_factor, self._coordinator.placeable_brokers
+                replication_factor, self._settings.default_replication_factor, self._cluster_state.placeable_brokers
             )
         _check_partitions(count)
         overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
@@ -234,7 +234,7 @@ class TopicChanges:
         return await self._topics.make(name, count, overrides, replication_factor, assignments)
 
     def _check_assignments(self, name: str, assignments: Sequence[Sequence[int]], replication_factor: int) -> None:
-        there = self._coordinator.brokers
+        there = self._cluster_state.brokers
         for replicas in assignments:
             if not replicas or len(set(replicas)) < len(replicas):
                 raise InvalidReplicaAssignmentError(
@@ -267,7 +267,7 @@ class TopicChanges:
         if topic_id not in (None, topic.topic_id):
             raise UnknownTopicIdError(f"Topic {name!r} has the id {topic.topic_id} now, not {topic_id}.")
         topic.require_not_internal()
-        await self._coordinator.mark_deleting(topic.topic_id)
+        await self._cluster_state.mark_deleting(topic.topic_id)
         await self._topics.remove(topic)
 
     async def alter_configs(
@@ -297,7 +297,7 @@ class TopicChanges:
             self._schedule.touch(topic)
             log.info("topic.configs_altered", topic=name, changes=checked)
             try:
-                await self._coordinator.table_changed(topic.topic_id)
+                await self._cluster_state.table_changed(topic.topic_id)
             except LogStoreError as error:
                 # The other brokers check the table's log every few seconds.
                 log.warning("topic.change_not_told", topic=name, why=error.message)
@@ -340,7 +340,7 @@ class TopicChanges:
                 raise InvalidReplicaAssignmentError(
                     f"Topic {name!r} gets {added} new partitions, and replicas are named of {len(assignments)}."
                 )
-            of_first = self._coordinator.partition_state(topic.topic_id, 0)
+            of_first = self._cluster_state.partition_state(topic.topic_id, 0)
             factor = len(of_first.replicas) - len(of_first.adding_replicas)
             self._check_assignments(name, assignments, factor)
         if added and not validate_only:

@@ -33,30 +33,30 @@ def is_under_min_isr(topic: Topic, state: PartitionState) -> bool:
 
 
 class Leaders:
-    def __init__(self, coordinator: ClusterState, authorizer: Authorizer) -> None:
-        self._coordinator = coordinator
+    def __init__(self, cluster_state: ClusterState, authorizer: Authorizer) -> None:
+        self._cluster_state = cluster_state
         self._authorizer = authorizer
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
         """Return the leader and the replicas of a partition. Raises TopicAuthorizationError."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
-        return self._coordinator.partition_state(topic.topic_id, partition)
+        return self._cluster_state.partition_state(topic.topic_id, partition)
 
     def partition_states(self, context: RequestContext, topic: Topic) -> list[PartitionState]:
         """Return the leader and the replicas of each partition. Raises TopicAuthorizationError."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
-        return [self._coordinator.partition_state(topic.topic_id, log.partition) for log in topic.partitions]
+        return [self._cluster_state.partition_state(topic.topic_id, log.partition) for log in topic.partitions]
 
     async def elect_leaders(
         self, context: RequestContext, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
     ) -> Elected:
         """Call ``ClusterState.elect_leaders``. Raises ClusterAuthorizationError and NotControllerError."""
         self._authorizer.require_cluster(context, Operation.ALTER)
-        return await self._coordinator.elect_leaders(election, partitions)
+        return await self._cluster_state.elect_leaders(election, partitions)
 
     async def reassign(
         self, context: RequestContext, topic: Topic, targets: Mapping[int, Sequence[int] | None]
     ) -> None:
         """Call ``ClusterState.reassign``. Raises ClusterAuthorizationError and NotControllerError."""
         self._authorizer.require_cluster(context, Operation.ALTER)
-        await self._coordinator.reassign(topic.name, targets)
+        await self._cluster_state.reassign(topic.name, targets)

@@ -55,7 +55,7 @@ class Problems:
         by_name: Mapping[str, Topic],
         topics: Topics,
         schedule: RollSchedule,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         discovery: Discovery,
         admission: Admission,
         authorizer: Authorizer,
@@ -63,7 +63,7 @@ class Problems:
         self._by_name = by_name
         self._topics = topics
         self._schedule = schedule
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._discovery = discovery
         self._admission = admission
         self._authorizer = authorizer
@@ -75,7 +75,7 @@ class Problems:
         }
         refused = {topic for topic in failures if self._admission.refuses(topic)}
         unopened = {**self._topics.quarantined, **self._not_adopted()}
-        damaged = self._coordinator.damaged_topics
+        damaged = self._cluster_state.damaged_topics
         found = find_problems(self._by_name, unopened, self._topics.unserved, failures, refused, damaged)
         shown = self._authorizer.described(context, [problem.topic for problem in found])
         return [problem for problem in found if problem.topic in shown]
@@ -115,9 +115,9 @@ def find_problems(
         count = unserved.unsealed_records.get(topic_id, 0)
         reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
         remedy = (
-            "Mend the topic that is quarantined, bring its directory back, or make a lost _delta_log anew (stop the "
-            "store; logstore topic rebuild TOPIC), and start the store again. To give the "
-            f"records up, make an empty directory deleted/{topic_id} in the data directory"
+            "Mend the topic that is quarantined, bring its directory back, or rebuild a lost _delta_log (stop "
+            "the store; logstore topic rebuild TOPIC), and start the store again. To give the records up, make "
+            f"an empty directory deleted/{topic_id} in the data directory"
         )
         found.append(TopicProblem(str(topic_id), None, quarantined, reason, remedy))
     for topic in topics.values():
@@ -146,7 +146,7 @@ def find_problems(
         state = ProblemState.JOURNAL_FULL if topic in refused else ProblemState.ROLLS_FAIL
         found.append(TopicProblem(topic.name, None, state, reason, remedy))
     for name, why in damaged.items():
-        remedy = "Until it is what a broker wrote, no leader of it is elected, and no replica joins its ISR"
+        remedy = "Until it is what a broker wrote, its partitions elect no leader, and no replica joins an ISR"
         found.append(TopicProblem(name, None, ProblemState.REGISTRATION_DAMAGED, why, remedy))
     return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))
 

@@ -133,8 +133,8 @@ def recover_partitions(
     """Bring every partition log to its state before the stop, from its frames in the journal (``JournalTail``).
 
     Frames of deleted topics are forgotten; those of others that are not among ``topics`` are kept, because their tables
-    may come back. A partition that lacks offsets is quarantined. ``producer_ids_begin`` is the coordinator's, which may
-    be known later. Raises CorruptionError where the journal itself is not what was written.
+    may come back. A partition that lacks offsets is quarantined. ``producer_ids_begin`` is the cluster state's, which
+    may be known later. Raises CorruptionError where the journal itself is not what was written.
     """
     for (topic_id, partition), tail in tails.items():
         if tail.truncations:

@@ -15,7 +15,7 @@ import structlog
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.elsewhere.nobody import Discovery
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.catalog import TopicCatalog
 from logstore.broker.topics.recovery import Unserved, end_at_holes, recover_partitions, recover_topic
@@ -61,12 +61,12 @@ class Topics:
         self,
         by_name: dict[str, Topic],
         settings: Settings,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         catalog: TopicCatalog,
         journal: Journal,
         roller: Roller,
         schedule: RollSchedule,
-        replicas: Replicas,
+        replica_manager: ReplicaManager,
         authorizer: Authorizer,
         clock: Clock,
         appeared: Callable[[Topic], None],
@@ -74,13 +74,13 @@ class Topics:
         self._topics = by_name
         self._settings = settings
         self._location = settings.location
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._catalog = catalog
         self.lock = asyncio.Lock()
         self._journal = journal
         self._roller = roller
         self._schedule = schedule
-        self._replicas = replicas
+        self._replica_manager = replica_manager
         self._authorizer = authorizer
         self._clock = clock
         self._appeared = appeared
@@ -97,7 +97,7 @@ class Topics:
 
     def _has_copies(self, topic_id: uuid.UUID, partition: int) -> bool:
         """Return True if other brokers also have the partition, as far as ZooKeeper knows."""
-        return len(self._coordinator.partition_state(topic_id, partition).replicas) > 1
+        return len(self._cluster_state.partition_state(topic_id, partition).replicas) > 1
 
     async def recover(
         self,
@@ -117,28 +117,28 @@ class Topics:
             self._add(self._topic(name, table, table.latest))
         by_id = self._by_id
         self._deleted = frozenset(self._catalog.deleted())
-        ended = end_at_holes(tails, by_id, self._has_copies) if self._coordinator.may_lack_frames else []
+        ended = end_at_holes(tails, by_id, self._has_copies) if self._cluster_state.may_lack_frames else []
         self.unserved = await asyncio.to_thread(
             recover_partitions,
             self._journal,
             tails,
             by_id,
             lambda topic_id: topic_id in self._deleted or self._is_gone(topic_id),
-            producer_ids_begin=lambda: self._coordinator.producer_ids_begin,
+            producer_ids_begin=lambda: self._cluster_state.producer_ids_begin,
         )
-        if self._coordinator.is_migration:
+        if self._cluster_state.is_migration:
             self._require_all_served()
-        await self._coordinator.find_leaders([_known(topic) for topic in by_id.values()])
+        await self._cluster_state.find_leaders([_known(topic) for topic in by_id.values()])
         if discovery.leads_before_journal:
-            self._coordinator.listen(self._partition_changed)
+            self._cluster_state.listen(self._partition_changed)
         self._schedule.keep_unserved(self.unserved.partitions)
         for topic_id, count in self.unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self.unserved.deleted)
         truncations = [p.truncation(p.log_end_offset, 0) for p in ended if p.recovered]
-        await self._journal.start(self._snapshot_frames, self._coordinator.journal_record, truncations)
+        await self._journal.start(self._snapshot_frames, self._cluster_state.journal_record, truncations)
         if not discovery.leads_before_journal:
-            self._coordinator.listen(self._partition_changed)
+            self._cluster_state.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
         # The topic of erasures comes first, because the table of another topic may contain erased records again.
@@ -155,7 +155,7 @@ class Topics:
             found = await asyncio.to_thread(self._catalog.open, name, mend=False)
             if isinstance(found, TopicTable):
                 continue  # its log is whole: another table has the same id
-            async with self._coordinator.table_lock(name):
+            async with self._cluster_state.table_lock(name):
                 found = await asyncio.to_thread(self._catalog.open, name, mend=True)
             if isinstance(found, TopicTable):
                 mended[name] = found
@@ -168,14 +168,14 @@ class Topics:
         unserved |= {t.name for t in self._topics.values() if any(p.quarantined for p in t.partitions)}
         for name in sorted({*self.quarantined, *unserved}):
             raise DataDirectoryError(
-                f"Topic {name} is quarantined: start the store without zookeeper.connect, mend it, as logstore doctor "
-                "tells, and then start the cluster."
+                f"Topic {name} is quarantined: start the store without zookeeper.connect, mend it, as logstore "
+                "doctor says, and then start the cluster."
             )
 
     def _is_gone(self, topic_id: uuid.UUID) -> bool:
         """Return True if the topic was certainly deleted: an unreadable table might be its table."""
-        unknown = [name for name in self.quarantined if self._coordinator.registered_topic(name) is None]
-        return not unknown and self._coordinator.is_gone(topic_id)
+        unknown = [name for name in self.quarantined if self._cluster_state.registered_topic(name) is None]
+        return not unknown and self._cluster_state.is_gone(topic_id)
 
     async def _add_lost_partitions(self, topic: Topic, count: int) -> None:
         """Add the partitions again whose commit another writer overwrote: the journal has more than the table (R7)."""
@@ -214,20 +214,20 @@ class Topics:
         topic.on_change(self._table_changed)
 
     def _table_changed(self, topic: Topic) -> None:
-        """Report the topic's partitions to the coordinator, and apply their state: another broker may have registered
+        """Report the topic's partitions to the cluster state, and apply their state: another broker may have registered
         them.
         """
-        self._coordinator.set_partitions(_known(topic))
+        self._cluster_state.set_partitions(_known(topic))
         for partition_log in topic.partitions:
-            state = self._coordinator.partition_state(topic.topic_id, partition_log.partition)
+            state = self._cluster_state.partition_state(topic.topic_id, partition_log.partition)
             if partition_log.leader_epoch < 0 and state.replicas:
                 self._partition_changed(topic.topic_id, partition_log.partition, state)
 
     def _partition_changed(self, topic_id: uuid.UUID, partition: int, state: PartitionState) -> None:
-        """Pass the coordinator's event on to the replicas."""
+        """Pass the cluster state's event on to the replicas."""
         topic = self._by_id.get(topic_id)
         if topic is not None and partition < len(topic.partitions):
-            self._replicas.partition_changed(topic, topic.partitions[partition], state)
+            self._replica_manager.partition_changed(topic, topic.partitions[partition], state)
 
     def _snapshot_frames(self) -> list[Frame]:
         logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
@@ -267,7 +267,7 @@ class Topics:
         if topic is None:
             if name in self.quarantined:
                 raise self.quarantined[name]
-            if (registered := self._coordinator.registered_topic(name)) is not None and not registered.deleting:
+            if (registered := self._cluster_state.registered_topic(name)) is not None and not registered.deleting:
                 raise LeaderNotAvailableError(f"This broker is about to serve topic {name!r}: try again.")
             raise _unknown(name)
         return topic
@@ -335,7 +335,7 @@ class Topics:
             raise
         topic.assign(0, assignments)
         self._add(topic)
-        self._coordinator.set_partitions(_known(topic, replication_factor))
+        self._cluster_state.set_partitions(_known(topic, replication_factor))
         log.info("topic.created", topic=name, partitions=count, configs=overrides)
         return topic
 
@@ -352,13 +352,13 @@ class Topics:
         if self._by_id.pop(topic.topic_id, None) is not None:
             del self._topics[topic.name]
         self._roller.forget(topic)
-        self._replicas.forget(topic)
+        self._replica_manager.forget(topic)
         forget_topic(topic.name)
 
     async def _removed(self, topic: Topic) -> None:
         # This runs once the removal is durable: a table that a power cut brings back must not be taken for a new one.
         self.unserved.forget(topic.topic_id)
-        self._coordinator.forget_topic(topic.topic_id)
+        self._cluster_state.forget_topic(topic.topic_id)
 
     # ---- changes of other brokers (TopicDiscovery) ------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class Topics:
     async def _open(self, name: str) -> Topic:
         table = await asyncio.to_thread(self._catalog.open, name, mend=False)
         if isinstance(table, QuarantinedError):
-            async with self._coordinator.table_lock(name):
+            async with self._cluster_state.table_lock(name):
                 table = await asyncio.to_thread(self._catalog.open, name, mend=True)
         if isinstance(table, QuarantinedError):
             self.quarantined[name] = table
@@ -397,7 +397,7 @@ class Topics:
 
     async def _serve(self, topic: Topic) -> None:
         """Serve a topic whose table existed before this broker knew of it, with its frames in the journal."""
-        begin = self._coordinator.producer_ids_begin
+        begin = self._cluster_state.producer_ids_begin
         recover = functools.partial(recover_topic, topic, self.unserved, producer_ids_begin=begin)
         # Kept frames may be copied forward in the meantime. On the event loop nothing comes between.
         kept = any(key[0] == topic.topic_id for key in self.unserved.partitions)
@@ -442,7 +442,7 @@ class Topics:
         return await asyncio.to_thread(look)
 
     def let_go(self, topic: Topic) -> None:
-        self._replicas.let_go(topic)
+        self._replica_manager.let_go(topic)
 
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:
@@ -454,27 +454,27 @@ class Topics:
 
     async def look_at_tables(self) -> None:
         for name in await asyncio.to_thread(self._catalog.names):
-            found = self._coordinator.registered_topic(name)
+            found = self._cluster_state.registered_topic(name)
             is_deleting = found is not None and found.deleting
             if name in self._topics and not is_deleting:
                 continue
             try:
                 topic = self._topics.get(name) or await self._open(name)
                 if is_deleting:
-                    self._coordinator.set_partitions(_known(topic))
+                    self._cluster_state.set_partitions(_known(topic))
                 else:
                     await self._serve(topic)
             except LogStoreError as error:
                 log.error("topic.not_opened", topic=name, error=str(error))
                 if found is not None and found.deleting:
-                    self._coordinator.set_partitions(KnownTopic(name, found.topic_id, ()))
+                    self._cluster_state.set_partitions(KnownTopic(name, found.topic_id, ()))
 
     async def finish_deletion(self, name: str, topic_id: uuid.UUID) -> None:
         topic = self._by_id.get(topic_id)
         if topic is None and await asyncio.to_thread(self._catalog.exists, name):
             topic = await self._open(name)
         if topic is None or topic.topic_id != topic_id:
-            self._coordinator.forget_topic(topic_id)
+            self._cluster_state.forget_topic(topic_id)
             return
         log.info("topic.deletion_finished", topic=name)
         await self.remove(topic)

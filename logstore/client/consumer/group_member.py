@@ -188,18 +188,18 @@ class GroupMember:
             with self._changed:
                 membership.done(step)
                 self._changed.notify_all()
-            self._tell(self._listener.on_partitions_assigned, partitions)
+            self._call_listener(self._listener.on_partitions_assigned, partitions)
             return
         listen = self._listener.on_partitions_revoked
         try:
-            self._tell(self._listener.on_partitions_lost if isinstance(step, Lost) else listen, partitions)
+            self._call_listener(self._listener.on_partitions_lost if isinstance(step, Lost) else listen, partitions)
         finally:
             self._state.give_up(step.partitions)
             with self._changed:
                 membership.done(step)
                 self._changed.notify_all()
 
-    def _tell(self, listen: Callable[[list[TopicPartition]], None], partitions: list[TopicPartition]) -> None:
+    def _call_listener(self, listen: Callable[[list[TopicPartition]], None], partitions: list[TopicPartition]) -> None:
         self._in_listener = True
         try:
             listen(partitions)

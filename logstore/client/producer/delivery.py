@@ -85,7 +85,7 @@ class Outcome:
             self.count = self._left = count
             self._part_of = np.full(count, -1, np.int32)
             for row, on_delivery in callbacks:
-                self._callbacks.setdefault(row, []).insert(0, partial(self._tell, row, on_delivery))
+                self._callbacks.setdefault(row, []).insert(0, partial(self._call_back, row, on_delivery))
 
     def complete(
         self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
@@ -143,7 +143,7 @@ class Outcome:
         """Return the error of a complete row, or None."""
         error: LogStoreError | None = self._parts[self._part_of[row]].error
         if error is not None:
-            error.told = True
+            error.was_raised = True
         return error
 
     def metadata_at(self, row: int) -> RecordMetadata:
@@ -172,7 +172,7 @@ class Outcome:
                 offsets[part.rows] = np.arange(part.base_offset, part.base_offset + len(part.rows))
         return BatchMetadata(self.topic, partitions, offsets)
 
-    def _tell(self, row: int, on_delivery: OnDelivery) -> None:
+    def _call_back(self, row: int, on_delivery: OnDelivery) -> None:
         if error := self.error_at(row):
             on_delivery(error, None)
         else:
@@ -236,7 +236,7 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         """Return (rows, error) of the records that failed, rows rising; empty if all are stored. Waits."""
         self.outcome.wait(timeout)
         for _, error in self.outcome.failures:
-            error.told = True
+            error.was_raised = True
         return list(self.outcome.failures)
 
     def places(self, timeout: float | None = None) -> BatchMetadata:

@@ -32,7 +32,7 @@ class IncompleteBatches:
 
     def failed(self, error: Exception | None) -> None:
         """Keep ``error`` for the next flush, if it is the first, or the first that the program has not had."""
-        if error is not None and (len(self._failures) < _FAILURES_MAX or is_told(self._failures[-1])):
+        if error is not None and (len(self._failures) < _FAILURES_MAX or was_raised(self._failures[-1])):
             del self._failures[_FAILURES_MAX - 1 :]
             self._failures.append(error)
 
@@ -51,9 +51,9 @@ class IncompleteBatches:
             raise RequestTimedOutError(late + last_failure(self._numbers))
         failures, self._failures = self._failures, []
         if failures:
-            raise next((failure for failure in failures if not is_told(failure)), failures[0])
+            raise next((failure for failure in failures if not was_raised(failure)), failures[0])
 
 
-def is_told(error: Exception) -> bool:
+def was_raised(error: Exception) -> bool:
     """Return True if the program has had the error already; False for an exception of a callback."""
-    return isinstance(error, LogStoreError) and error.told
+    return isinstance(error, LogStoreError) and error.was_raised

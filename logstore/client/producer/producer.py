@@ -21,7 +21,7 @@ from logstore.client.addresses import DEFAULT_URL, Bootstrap
 from logstore.client.cluster_metadata import ClusterMetadata
 from logstore.client.option_checks import refuse_unknown
 from logstore.client.producer.delivery import BatchDelivery, Delivery, OnDelivery
-from logstore.client.producer.incomplete_batches import is_told
+from logstore.client.producer.incomplete_batches import was_raised
 from logstore.client.producer.options import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_BUFFER_MEMORY,
@@ -225,7 +225,7 @@ class Producer:
             self.close(None if kind is None else 1.0)
         except Exception as error:
             # The program's own error comes first, and an error that it has had is not raised again.
-            if kind is None and not is_told(error):
+            if kind is None and not was_raised(error):
                 raise
             # The program's error may be the one that ``close`` raises again.
             if own is not None:

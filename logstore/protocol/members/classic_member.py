@@ -71,7 +71,7 @@ class ClassicMember(Membership):
         self._before: tuple[tuple[TopicPartition, ...], int] = ((), _NO_GENERATION)
         # Join again when this rebalance is complete.
         self._again = False
-        self._told = False
+        self._is_announced = False
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class ClassicMember(Membership):
         self._resume(MemberIdentity(self.options.member_id, generation), dict.fromkeys(owned, ""))
         self._generation = generation
         self._before = tuple(self.owned), generation
-        self._told = True
+        self._is_announced = True
         self._assigned_by, self._assigned_for = partitions, self.topics or frozenset()
 
     # ---- outcomes ---------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class ClassicMember(Membership):
             self._target = {TopicPartition(*partition): "" for partition in assignment.partitions}
             self._take_up_leading(assignment)
             self._before = tuple(self._target), self._generation
-            self._told = False
+            self._is_announced = False
             self.state = State.COMPLETING
 
     def _take_generation(self, joined: JoinedGroup) -> None:
@@ -227,7 +227,7 @@ class ClassicMember(Membership):
         if self.state is State.COMPLETING:
             if gone := self.owned.keys() - self._target.keys():
                 return Revoked(frozenset(gone))
-            if not self._told:
+            if not self._is_announced:
                 return Assigned(frozenset(self._target.keys() - self.owned.keys()))
             self.state = State.PREPARING if self._again else State.STABLE
         if self.state is State.PREPARING:
@@ -241,7 +241,7 @@ class ClassicMember(Membership):
     def _done(self, step: Step) -> None:
         if self.state is State.COMPLETING:
             if isinstance(step, Assigned):
-                self._told = True
+                self._is_announced = True
             elif isinstance(step, Revoked):
                 # The partitions may only now be given to others.
                 self._again = True

@@ -16,7 +16,7 @@ class ResourceMetadata(Response, frozen=True):
 
 
 class ListMetadata(Response, frozen=True):
-    """`next` is where the list goes on; null at its end. Lists that can be long come in pages."""
+    """`next` is where the list continues; null at its end. Lists that can be long come in pages."""
 
     self: str
     next: str | None = None
@@ -26,12 +26,12 @@ class PageQuery(Query, frozen=True):
     page_size: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="How many entries at most, 1 to 1000 (default: 1000); lists by topic have whole topics.",
+            description="The most entries, 1 to 1000 (default: 1000); lists by topic have whole topics.",
             examples=["100"],
         ),
     ] = None
     page_token: Annotated[
-        Annotated[str, Meta(min_length=1)] | None, Meta(description="As it stands in `next` of the page before.")
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="The value from `next` of the previous page.")
     ] = None
 
 
@@ -43,7 +43,7 @@ class Cluster(Response, frozen=True, kw_only=True):
     kind: Literal["KafkaCluster"] = "KafkaCluster"
     metadata: ResourceMetadata
     cluster_id: str
-    controller: Annotated[Link | None, Meta(description="The broker that decides who leads; null while there is none.")]
+    controller: Annotated[Link | None, Meta(description="The broker that elects leaders; null while there is none.")]
     brokers: Link
     consumer_groups: Link
     topics: Link
@@ -77,7 +77,7 @@ class ClusterTopicList(Response, frozen=True, kw_only=True):
 
 
 class ClusterBroker(Response, frozen=True, kw_only=True):
-    """`host` and `port` are where clients reach the broker; on one node those by which this request came."""
+    """`host` and `port` are the broker's address for clients; on one node the address that this request used."""
 
     kind: Literal["KafkaBroker"] = "KafkaBroker"
     metadata: ResourceMetadata
@@ -138,9 +138,7 @@ class ClusterPartitionList(Response, frozen=True, kw_only=True):
 
 
 class PartitionOffsetsQuery(Query, frozen=True):
-    offset_type: Annotated[Literal["earliest_and_latest"], Meta(description="There is this one.")] = (
-        "earliest_and_latest"
-    )
+    offset_type: Annotated[Literal["earliest_and_latest"], Meta(description="The only type.")] = "earliest_and_latest"
 
 
 class PartitionWithOffsets(Response, frozen=True, kw_only=True):
@@ -174,7 +172,7 @@ class ClusterReplicaList(Response, frozen=True, kw_only=True):
 
 
 class Reassignment(Response, frozen=True, kw_only=True):
-    """A partition whose replicas move from brokers to others."""
+    """A partition whose replicas move to other brokers."""
 
     kind: Literal["KafkaReassignment"] = "KafkaReassignment"
     metadata: ResourceMetadata

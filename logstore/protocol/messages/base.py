@@ -20,7 +20,11 @@ Int64OrNone = Annotated[int, Meta(ge=-1, le=INT64_MAX, extra_json_schema={"forma
 ProducerEpoch = Annotated[int, Meta(ge=0, le=PRODUCER_EPOCH_MAX, extra_json_schema={"format": "int32"})]
 #: The topic id that GET /topics/{topic} gives.
 TopicId = Annotated[
-    str | None, Meta(description="The topic that is meant: another one of that name is error_code 40406.")
+    str | None,
+    Meta(
+        description="The id of the topic that is meant. If another topic has the name by now, the "
+        "request is refused with error_code 40406."
+    ),
 ]
 
 #: The default of a field that stores of earlier releases do not send: a client reads None. The description shows none.

@@ -11,37 +11,39 @@ from logstore.protocol.messages.base import Int32, Int32OrNone, Request, Respons
 
 class BrokerDescription(Response, frozen=True):
     broker_id: Int32
-    url: Annotated[str, Meta(description="Where clients reach this broker.")]
+    url: Annotated[str, Meta(description="The address at which clients reach this broker.")]
     rack: str | None
-    replicas: Annotated[int, Meta(description="Partitions of which it has a replica.")]
-    leaders: Annotated[int, Meta(description="Partitions that it leads.")]
+    replicas: Annotated[int, Meta(description="The number of partitions of which it has a replica.")]
+    leaders: Annotated[int, Meta(description="The number of partitions that it leads.")]
 
 
 class ClusterDescription(Response, frozen=True):
-    """The brokers that are there, by id, and how many partitions lack something."""
+    """The live brokers, by id, and how many partitions lack replicas or a leader."""
 
     cluster_id: str
     controller_id: Annotated[
-        Int32 | None, Meta(description="The broker that decides who leads; null while there is none.")
+        Int32 | None, Meta(description="The broker that elects leaders; null while there is none.")
     ]
     brokers: tuple[BrokerDescription, ...]
-    partitions: Annotated[int, Meta(description="Partitions of all topics, internal ones too.")]
-    under_replicated_partitions: Annotated[int, Meta(description="Those with fewer replicas in sync than they have.")]
-    unavailable_partitions: Annotated[int, Meta(description="Those without a leader.")]
+    partitions: Annotated[int, Meta(description="The number of partitions of all topics, including internal ones.")]
+    under_replicated_partitions: Annotated[
+        int, Meta(description="The number of partitions that have replicas out of sync.")
+    ]
+    unavailable_partitions: Annotated[int, Meta(description="The number of partitions without a leader.")]
     under_min_isr_partitions: Annotated[
-        int, Meta(description="Those with fewer replicas in sync than `min.insync.replicas`.")
+        int, Meta(description="The number of partitions with fewer replicas in sync than `min.insync.replicas`.")
     ]
 
 
 class PartitionsQuery(PageQuery, frozen=True):
     state: Annotated[
         Literal["under-replicated", "unavailable", "under-min-isr"] | None,
-        Meta(description="Only partitions in this state; without it all.", examples=["under-replicated"]),
+        Meta(description="Only partitions in this state. Default: all.", examples=["under-replicated"]),
     ] = None
 
 
 class PartitionReplicas(Response, frozen=True):
-    """Brokers by id; `leader` is -1 while there is none. The first of `replicas` is the preferred leader."""
+    """Brokers are given by id; `leader` is -1 while there is none. The first of `replicas` is the preferred leader."""
 
     topic: str
     partition: Int32
@@ -54,7 +56,7 @@ class PartitionReplicas(Response, frozen=True):
 
 
 class PartitionReplicasList(Response, frozen=True):
-    """Whole topics, by name; `next` is the `page_token` of the next page, null on the last one."""
+    """Partitions of whole topics, by name. `next` is the `page_token` of the next page, null on the last one."""
 
     partitions: tuple[PartitionReplicas, ...]
     next: str | None
@@ -66,13 +68,13 @@ class TopicPartitionEntry(Request, frozen=True):
 
 
 class ElectLeadersRequest(Request, frozen=True):
-    """Without `partitions` leaders are elected of all partitions that need it."""
+    """An election of leaders for `partitions`, or for all partitions that need one."""
 
     election_type: Annotated[
         Literal["preferred", "unclean"],
         Meta(
-            description="preferred: the first replica leads again, if it is in sync. unclean: a replica leads that may "
-            "lack acknowledged records, if no other one can."
+            description="preferred: the first replica leads again, if it is in sync. unclean: if no replica in "
+            "sync can lead, another one leads, which may lack acknowledged records."
         ),
     ]
     partitions: Annotated[tuple[TopicPartitionEntry, ...], Meta(min_length=1, max_length=ELECTIONS_MAX)] | None = None
@@ -89,6 +91,6 @@ class ElectedPartition(Response, frozen=True):
 
 
 class ElectedLeaders(Response, frozen=True):
-    """By topic and partition. Without `partitions` in the request only those that needed a leader."""
+    """The results, by topic and partition. If the request has no `partitions`, only those that needed a leader."""
 
     partitions: tuple[ElectedPartition, ...]

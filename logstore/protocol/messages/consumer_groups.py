@@ -44,7 +44,7 @@ class ConsumerGroup(Response, frozen=True, kw_only=True):
     cluster_id: str
     consumer_group_id: str
     is_simple: bool
-    partition_assignor: Annotated[str, Meta(description="Empty while there is none.")]
+    partition_assignor: Annotated[str, Meta(description="Empty while the group has none.")]
     state: Literal["PREPARING_REBALANCE", "COMPLETING_REBALANCE", "ASSIGNING", "RECONCILING", "STABLE", "EMPTY", "DEAD"]
     type: Literal["CLASSIC", "CONSUMER"]
     is_mixed_consumer_group: Annotated[Literal[False], Meta(description="All members have the same protocol.")] = False
@@ -149,7 +149,9 @@ class ConsumerLag(Response, frozen=True, kw_only=True):
     consumer_id: str
     instance_id: str | None
     client_id: str
-    current_offset: Annotated[Int64, Meta(description="The committed offset; without one, the log start offset.")]
+    current_offset: Annotated[
+        Int64, Meta(description="The committed offset, or the log start offset if none is committed.")
+    ]
     log_end_offset: Annotated[Int64, Meta(description="The high watermark.")]
     lag: Int64
 

@@ -9,28 +9,25 @@ from logstore.protocol.messages.base import Int32, Int64, Request, Response
 
 
 class ErasureRequest(Request, frozen=True):
-    """Erase the records of these keys, or those that `where` selects. Records that come later are new, and stay."""
+    """An erasure of the records of these keys, or of those that `where` selects. Records that come later stay."""
 
     keys: Annotated[
         tuple[str, ...], Meta(max_length=ERASED_KEYS_MAX, description="Keys of the records, as `key_format` says.")
     ] = ()
-    where: Annotated[
-        str | None, Meta(description="An expression, as of `GET .../records`, in the place of `keys`.")
-    ] = None
+    where: Annotated[str | None, Meta(description="An expression, as in `GET .../records`, instead of `keys`.")] = None
     key_format: Annotated[
         Literal["string", "json", "binary"] | None,
         Meta(
-            description="`string`: the key is the UTF-8 bytes of the text; `json`: its JSON text, with the quotes, as "
-            "JSON "
-            "requests store it where `key.format` is `json`; `binary`: the text is base64. If absent, both of the "
-            "first."
+            description="`string`: the key is the UTF-8 bytes of the text; `json`: its JSON text, with the "
+            "quotes, as JSON requests store it where `key.format` is `json`; `binary`: the text is "
+            "base64. If absent, keys of the first two forms are erased."
         ),
     ] = None
     dry_run: Annotated[bool, Meta(description="Count the records, and erase nothing.")] = False
 
 
 class ErasureProgress(Response, frozen=True):
-    """How far the broker is that works on it; empty if none does now."""
+    """The progress of the broker that works on the erasure; empty if none does now."""
 
     step: Annotated[str, Meta(description="`rolling`, `looking`, `rewriting`, `journals`, `deleting`, or empty.")]
     files: int
@@ -39,8 +36,10 @@ class ErasureProgress(Response, frozen=True):
 
 class ErasedBroker(Response, frozen=True):
     broker: Int32
-    erased_ms: Annotated[Int64, Meta(description="Since then no file of the broker's journal has the records.")]
-    journal_files: Annotated[int, Meta(description="Files that were removed for that.")]
+    erased_ms: Annotated[
+        Int64, Meta(description="The time since which no file of the broker's journal has the records.")
+    ]
+    journal_files: Annotated[int, Meta(description="The number of journal files that were removed for it.")]
 
 
 class ErasureRepeat(Response, frozen=True):
@@ -58,37 +57,38 @@ class ErasureReport(Response, frozen=True):
     state: Annotated[
         Literal["counting", "counted", "failed", "started", "pending", "erased"],
         Meta(
-            description="`started`: the records may still be read. `pending`: no reader sees them, and copies may be "
-            "on a "
-            "disk. `erased`: no file of the store has them. A dry run is `counting`, then `counted` or `failed`; with "
-            "`where` an erasure is `counting` first, and ends with the broker until it is `started`."
+            description="`started`: the records may still be read. `pending`: no reader sees them, and copies may "
+            "be on a disk. `erased`: no file of the store has them. A dry run is `counting`, then "
+            "`counted` or `failed`. An erasure with `where` is `counting` first; if the broker stops "
+            "before it is `started`, it is over."
         ),
     ]
     topic: str
     topic_id: str
     dry_run: bool
     requested_ms: Int64
-    erased_ms: Annotated[Int64 | None, Meta(description="When the last byte went.")]
+    erased_ms: Annotated[Int64 | None, Meta(description="When the last byte was deleted.")]
     salt: str
     keys: tuple[str, ...]
     where: Annotated[str | None, Meta(description="The expression, without the values in it.")]
-    records: Annotated[int, Meta(description="Records that left the table; of a dry run, that would.")]
-    versions: Annotated[
-        tuple[int, ...], Meta(description="Versions of the Delta table from which on they are not in it.")
+    records: Annotated[
+        int, Meta(description="The number of records that left the table; in a dry run, that would leave it.")
     ]
+    versions: Annotated[tuple[int, ...], Meta(description="The versions of the Delta table that removed them.")]
     rewritten_files: int
-    deleted_files: Annotated[tuple[str, ...], Meta(description="Files that were deleted, the first 1,000 of them.")]
+    deleted_files: Annotated[tuple[str, ...], Meta(description="The first 1,000 files that were deleted.")]
     deleted_files_count: int
     brokers: tuple[ErasedBroker, ...]
     pending: Annotated[
-        tuple[Int32, ...], Meta(description="Brokers that are not there: each erases before it serves again.")
+        tuple[Int32, ...],
+        Meta(description="Brokers that are not running. Each erases the records before it serves again."),
     ]
-    waiting: Annotated[str | None, Meta(description="What the erasure waits for.")]
+    waiting: Annotated[str | None, Meta(description="The reason why the erasure waits.")]
     progress: ErasureProgress
     repeats: Annotated[
-        tuple[ErasureRepeat, ...], Meta(description="Records came back with a RESTORE or a backup, and went again.")
+        tuple[ErasureRepeat, ...], Meta(description="Erasures of records that came back with a RESTORE or a backup.")
     ]
-    not_reached: Annotated[tuple[str, ...], Meta(description="What the store cannot reach.")]
+    not_reached: Annotated[tuple[str, ...], Meta(description="Copies that the store cannot reach.")]
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +101,6 @@ class ErasureReports(Response, frozen=True):
 
 
 class ErasuresTopic(Response, frozen=True):
-    """The topic of erasures is there."""
+    """The topic of erasures, which exists."""
 
     topic_id: str

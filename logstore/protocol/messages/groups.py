@@ -15,17 +15,19 @@ _SIGNED_INT64 = Meta(ge=-INT64_MAX, le=INT64_MAX, extra_json_schema={"format": "
 class OffsetToCommit(Request, frozen=True):
     topic: str
     partition: Int32
-    offset: Annotated[Int64, Meta(description="The next offset to read: that of the last record done, plus 1.")]
+    offset: Annotated[
+        Int64, Meta(description="The next offset to read: the offset of the last processed record, plus 1.")
+    ]
     topic_id: TopicId = None
     metadata: Annotated[
-        str | None, Meta(description=f"Text of the consumer's own, at most {OFFSET_METADATA_BYTES_MAX} bytes in UTF-8.")
+        str | None, Meta(description=f"The consumer's own text, at most {OFFSET_METADATA_BYTES_MAX} bytes in UTF-8.")
     ] = None
 
 
 class CommitOffsetsRequest(Request, frozen=True):
     offsets: Annotated[tuple[OffsetToCommit, ...], Meta(min_length=1)]
     member_id: Annotated[
-        str, Meta(max_length=400, description="Of a member. Without one the group has to be empty.")
+        str, Meta(max_length=400, description="The member that commits. If it is left out, the group has to be empty.")
     ] = ""
     generation: Annotated[
         int, Meta(ge=-1, le=2**31 - 1, description="The member's generation, or its epoch in a consumer group.")
@@ -47,12 +49,16 @@ class CommittedOffsets(Response, frozen=True):
 
 
 class GroupOffsetsQuery(Query, frozen=True):
-    topic: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="Answer for this topic alone.")] = None
+    topic: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="Return only the offsets of this topic.")
+    ] = None
 
 
 class GroupOffset(CommittedOffset, frozen=True):
-    leader_epoch: Annotated[int, Meta(description="Of the record before the offset; -1: not known.")]
-    timestamp: Annotated[int, Meta(description="When it was committed, in milliseconds since 1970-01-01T00:00:00Z.")]
+    leader_epoch: Annotated[
+        int, Meta(description="The leader epoch of the record before the offset; -1 if it is not known.")
+    ]
+    timestamp: Annotated[int, Meta(description="The time of the commit, in milliseconds since 1970-01-01T00:00:00Z.")]
 
 
 class GroupOffsets(Response, frozen=True):
@@ -62,8 +68,8 @@ class GroupOffsets(Response, frozen=True):
 
 
 class PartitionLag(Response, frozen=True):
-    """`lag` = `high_watermark` - `committed_offset`, or without a commit (null) - `log_start_offset`; records below
-    `log_start_offset` are gone.
+    """`lag` is `high_watermark` - `committed_offset`, or `high_watermark` - `log_start_offset` if nothing is committed
+    (null). Records below `log_start_offset` are gone.
     """
 
     topic: str
@@ -75,15 +81,15 @@ class PartitionLag(Response, frozen=True):
     records_behind: Annotated[
         Int64 | None,
         Meta(
-            description="The records at these offsets: fewer than `lag` where compaction, retention or a deletion has "
-            "removed some. Null: they cannot be counted."
+            description="The number of records at these offsets: fewer than `lag` if compaction, retention or a "
+            "deletion has removed some. Null if they cannot be counted."
         ),
     ] = NOT_SENT_BEFORE
     lag_ms: Annotated[
         Int64 | None,
         Meta(
-            description="Milliseconds since the timestamp of the oldest of these records; 0 without one. Null: READ of "
-            "the topic is needed, or the record cannot be read."
+            description="Milliseconds since the timestamp of the oldest of these records; 0 if there is none. "
+            "Null if the client may not READ the topic, or the record cannot be read."
         ),
     ] = NOT_SENT_BEFORE
 
@@ -91,22 +97,25 @@ class PartitionLag(Response, frozen=True):
 class GroupLag(Response, frozen=True, kw_only=True):
     group: str
     total_lag: Int64
-    max_lag: Annotated[Int64, Meta(description="Of the partition that is furthest behind.")]
-    records_behind: Annotated[Int64, Meta(description="Of all partitions; offsets where they cannot be counted.")] = (
+    max_lag: Annotated[Int64, Meta(description="The lag of the partition that is furthest behind.")]
+    records_behind: Annotated[
+        Int64,
+        Meta(description="The sum for all partitions. A partition whose records cannot be counted adds its offsets."),
+    ] = NOT_SENT_BEFORE
+    max_lag_ms: Annotated[Int64 | None, Meta(description="The largest `lag_ms`; null if no partition has one.")] = (
         NOT_SENT_BEFORE
     )
-    max_lag_ms: Annotated[Int64 | None, Meta(description="The largest `lag_ms`; null without any.")] = NOT_SENT_BEFORE
     partitions: tuple[PartitionLag, ...]
 
 
 class GroupListingsQuery(Query, frozen=True):
     after: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="Groups whose names come after this one: `next` of the page before."),
+        Meta(description="Only groups whose names come after this one: `next` of the previous page."),
     ] = None
     limit: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="How many groups at most, 1 to 10000 (default: 1000).", examples=["100"]),
+        Meta(description="The most groups, 1 to 10000 (default: 1000).", examples=["100"]),
     ] = None
     states: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
@@ -119,32 +128,34 @@ class GroupListingsQuery(Query, frozen=True):
 
 
 class GroupListing(Response, frozen=True):
-    """`partitions` are those of the topics that the group has committed to or reads; the lags are of all of these."""
+    """`partitions` counts those of the topics that the group has committed to or reads; the lags cover all of them."""
 
     group: str
-    kind: Annotated[str, Meta(description="`classic`, `consumer` (KIP-848), or empty: it never had a member.")]
-    state: Annotated[str, Meta(description="Kafka's name of it: Empty, PreparingRebalance, Stable for example.")]
+    kind: Annotated[str, Meta(description="`classic` or `consumer` (KIP-848); empty if the group never had a member.")]
+    state: Annotated[str, Meta(description="Kafka's name of the state, such as Empty, PreparingRebalance or Stable.")]
     protocol_type: str | None
     protocol: Annotated[str | None, Meta(description="The assignor.")]
-    generation: Annotated[int, Meta(description="Or the group epoch; -1: it never had a member.")]
+    generation: Annotated[
+        int, Meta(description="The generation, or the group epoch; -1 if the group never had a member.")
+    ]
     members: int
     partitions: int
     total_lag: Int64
-    max_lag: Annotated[Int64, Meta(description="Of the partition that is furthest behind.")]
+    max_lag: Annotated[Int64, Meta(description="The lag of the partition that is furthest behind.")]
 
 
 class GroupListings(Response, frozen=True):
-    """Groups, by name; a page may have fewer than `limit`."""
+    """A page of groups, by name. It may have fewer than `limit`."""
 
     groups: tuple[GroupListing, ...]
-    next: Annotated[str | None, Meta(description="`after` of the next page; null: there are no more groups.")]
+    next: Annotated[str | None, Meta(description="The `after` of the next page; null on the last page.")]
 
 
 class TopicToReset(Request, frozen=True):
     topic: str
     partitions: Annotated[
         Annotated[tuple[Int32, ...], Meta(min_length=1)] | None,
-        Meta(description="Left out, or null: all of the topic."),
+        Meta(description="Default: all partitions of the topic."),
     ] = None
 
 
@@ -166,30 +177,30 @@ class ResetOffsetsRequest(Request, frozen=True):
     to: Annotated[
         Literal["earliest", "latest", "current"] | None,
         Meta(
-            description="The log start, the high watermark, or where the group is (without a commit: the high "
-            "watermark)."
+            description="The log start, the high watermark, or the committed offset (the high watermark if none "
+            "is committed)."
         ),
     ] = None
-    to_offset: Annotated[Annotated[int, _SIGNED_INT64] | None, Meta(description="-n: n before the high watermark.")] = (
-        None
-    )
+    to_offset: Annotated[
+        Annotated[int, _SIGNED_INT64] | None, Meta(description="An offset; -n means n before the high watermark.")
+    ] = None
     to_timestamp: Annotated[
         Annotated[int, Meta(ge=TIMESTAMP_MS_MIN, le=TIMESTAMP_MS_MAX)] | None,
         Meta(
-            description="In ms since 1970-01-01T00:00:00Z: the first record of this time or later, or else the high "
-            "watermark."
+            description="Milliseconds since 1970-01-01T00:00:00Z: the first record with this timestamp or a later "
+            "one, else the high watermark."
         ),
     ] = None
     shift_by: Annotated[
         Annotated[int, _SIGNED_INT64] | None,
-        Meta(description="From where the group is; not beyond the ends of the log."),
+        Meta(description="The number of offsets to move the committed offset by, at most to the ends of the log."),
     ] = None
     offsets: Annotated[tuple[OffsetToReset, ...], Meta(min_length=1)] | None = None
     topics: Annotated[
         Annotated[tuple[TopicToReset, ...], Meta(min_length=1)] | None,
-        Meta(description="Left out: all topics that the group has committed to. Not beside `offsets`."),
+        Meta(description="Default: all topics that the group has committed to. Not together with `offsets`."),
     ] = None
-    dry_run: Annotated[bool, Meta(description="Answer what would be committed, and commit nothing.")] = False
+    dry_run: Annotated[bool, Meta(description="Return what would be committed, and commit nothing.")] = False
 
     def check(self) -> Self:
         targets = (self.to, self.to_offset, self.to_timestamp, self.shift_by, self.offsets)
@@ -207,11 +218,11 @@ class OffsetReset(Response, frozen=True):
     topic: str
     partition: Int32
     offset: Int64
-    previous_offset: Annotated[Int64 | None, Meta(description="Null: the group had no offset there.")]
+    previous_offset: Annotated[Int64 | None, Meta(description="Null if the group had no offset there.")]
 
 
 class ResetOffsets(Response, frozen=True):
-    """By topic and partition, or in the order of `offsets`."""
+    """The offsets, by topic and partition, or in the order of the request's `offsets`."""
 
     group: str
     dry_run: bool
@@ -226,11 +237,11 @@ class DeleteGroupsRequest(Request, frozen=True):
 
 class DeletedGroup(Response, frozen=True):
     group: str
-    error_code: Annotated[int | None, Meta(description="Null: the group is deleted.")]
+    error_code: Annotated[int | None, Meta(description="Null if the group was deleted.")]
     message: str | None
 
 
 class DeletedGroups(Response, frozen=True):
-    """Each group is deleted or refused by itself."""
+    """The result for each group, which is deleted or refused independently."""
 
     groups: tuple[DeletedGroup, ...]

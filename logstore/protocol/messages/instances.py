@@ -9,38 +9,41 @@ from logstore.limits import INSTANCE_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.messages.base import INT64_MAX, Int32, Int64, Query, Request, Response
 from logstore.protocol.messages.members import AssignedTopicPartition
 
-_NUMBER = "A whole number; a text of its digits is taken, too. -1: the store's default."
+_NUMBER = "A whole number, or its digits as text. -1: the store's default."
 
 
 class CreateInstanceRequest(Request, frozen=True):
     """Numbers and booleans may also be given as texts."""
 
     name: Annotated[
-        str | None, Meta(description=f"1 to {INSTANCE_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -; made if it is left out.")
+        str | None,
+        Meta(
+            description=f"1 to {INSTANCE_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -; the store makes one if it is left out."
+        ),
     ] = None
-    id: Annotated[str | None, Meta(description="As `name`, which goes before it.")] = None
+    id: Annotated[str | None, Meta(description="The same as `name`, which takes precedence.")] = None
     format: Annotated[str | None, Meta(description="The embedded format: `binary` (default) or `json`.")] = None
     auto_offset_reset: Annotated[
         str | None,
-        Meta(description="Where to begin where the group has committed nothing: `latest` (default) or `earliest`."),
+        Meta(description="Where to begin in a partition without a committed offset: `latest` (default) or `earliest`."),
     ] = field(name="auto.offset.reset", default=None)
     auto_commit_enable: Annotated[
         bool | str | None,
         Meta(
-            description="Commit what earlier polls have answered, every 5 seconds of polling, before a partition is "
-            "given up and at the end. Default: `false`."
+            description="Commit the records that earlier polls have returned: every 5 seconds of polling, before "
+            "a partition is given up, and at the end. Default: `false`."
         ),
     ] = field(name="auto.commit.enable", default=None)
     fetch_min_bytes: Annotated[
-        int | str | None, Meta(description=f"Wait for so many bytes, -1 to 10000000. {_NUMBER}")
+        int | str | None, Meta(description=f"The bytes to wait for, -1 to 10000000. {_NUMBER}")
     ] = field(name="fetch.min.bytes", default=None)
-    response_min_bytes: Annotated[int | str | None, Meta(description="Older name of fetch.min.bytes.")] = field(
+    response_min_bytes: Annotated[int | str | None, Meta(description="The older name of fetch.min.bytes.")] = field(
         name="responseMinBytes", default=None
     )
     consumer_request_timeout_ms: Annotated[int | str | None, Meta(description=f"How long a poll waits. {_NUMBER}")] = (
         field(name="consumer.request.timeout.ms", default=None)
     )
-    request_wait_ms: Annotated[int | str | None, Meta(description="Older name of consumer.request.timeout.ms.")] = (
+    request_wait_ms: Annotated[int | str | None, Meta(description="The older name of consumer.request.timeout.ms.")] = (
         field(name="requestWaitMs", default=None)
     )
     isolation_level: Annotated[str | None, Meta(description="`read_uncommitted` (default) or `read_committed`.")] = (
@@ -69,19 +72,19 @@ class InstancePartitions(Request, frozen=True):
 class InstanceOffset(InstancePartition, frozen=True):
     offset: Int64
     metadata: Annotated[
-        str | None, Meta(description=f"Text of the consumer's own, at most {OFFSET_METADATA_BYTES_MAX} bytes in UTF-8.")
+        str | None, Meta(description=f"The consumer's own text, at most {OFFSET_METADATA_BYTES_MAX} bytes in UTF-8.")
     ] = None
 
 
 class InstanceTimestamp(InstancePartition, frozen=True):
     timestamp: Annotated[
-        str, Meta(description="ISO 8601, UTC unless it says its offset.", examples=["2026-11-21T08:00:00Z"])
+        str, Meta(description="ISO 8601, in UTC unless it has an offset.", examples=["2026-11-21T08:00:00Z"])
     ]
     metadata: str | None = None
 
 
 class SubscriptionRequest(Request, frozen=True):
-    """Either topics or a pattern. Another one of the same kind takes the place of the one before."""
+    """Either topics or a pattern. A further subscription of the same kind replaces the previous one."""
 
     topics: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=10_000)] | None, Meta(examples=[["clicks"]])
@@ -103,7 +106,7 @@ class InstanceAssignments(Response, frozen=True):
 
 
 class PositionsRequest(Request, frozen=True):
-    """Offsets to go on from, and times: of a time the first record that is not older, or the end."""
+    """Offsets to continue from, and times. A time stands for the first record that is not older, or for the end."""
 
     offsets: Annotated[tuple[InstanceOffset, ...], Meta(max_length=100_000)] | None = None
     timestamps: Annotated[tuple[InstanceTimestamp, ...], Meta(max_length=100_000)] | None = None
@@ -118,9 +121,7 @@ class InstanceRecord(InstanceOffset, frozen=True):
 class InstanceCommitRequest(Request, frozen=True):
     offsets: Annotated[
         tuple[InstanceRecord, ...],
-        Meta(
-            max_length=100_000, description="The last records that are done: the group's offset becomes `offset` + 1."
-        ),
+        Meta(max_length=100_000, description="The last processed records: the group's offset becomes `offset` + 1."),
     ]
 
 
@@ -132,7 +133,10 @@ InstanceCommitQuery = msgspec.defstruct(
             "async",
             Annotated[
                 Literal["true", "false"],
-                Meta(description="Taken for clients that send it: the answer always tells of what is durable."),
+                Meta(
+                    description="Accepted for clients that send it. The response always comes when the commit is "
+                    "durable."
+                ),
             ],
             "false",
         )
@@ -143,7 +147,7 @@ InstanceCommitQuery = msgspec.defstruct(
 
 
 class InstanceCommitted(Response, frozen=True):
-    """`consumed` is the last record that is done, `committed` the group's offset behind it."""
+    """`consumed` is the last processed record, `committed` the group's offset after it."""
 
     topic: str
     partition: Int32

@@ -11,16 +11,21 @@ from msgspec import Meta
 from logstore.protocol.messages.base import NOT_SENT_BEFORE, Int32, Int64, Request, Response
 
 MemberId = Annotated[
-    str, Meta(min_length=1, max_length=400, description="Made by the client, once in its life: a UUID, for example.")
+    str,
+    Meta(
+        min_length=1,
+        max_length=400,
+        description="The client makes it once and keeps it as long as it lives: a UUID, for example.",
+    ),
 ]
 InstanceId = Annotated[
     Annotated[str, Meta(min_length=1, max_length=249)] | None,
     Meta(description="`group.instance.id` of a static member."),
 ]
-Generation = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="As the answer to join gave it.")]
+Generation = Annotated[int, Meta(ge=-1, le=2**31 - 1, description="The generation from the response to join.")]
 SincePoll = Annotated[
     Annotated[int, Meta(ge=0, le=2**53)] | None,
-    Meta(description="Milliseconds since the member polled last, for descriptions."),
+    Meta(description="Milliseconds since the member's last poll, shown in descriptions of the group."),
 ]
 #: The assignors of the store, for groups of KIP-848.
 ServerAssignor = Literal["uniform", "range"]
@@ -38,14 +43,16 @@ class GroupRequest(Request, frozen=True):
 
 
 class Protocol(Request, frozen=True):
-    name: Annotated[str, Meta(min_length=1, max_length=249, description="Of an assignor, `range` for example.")]
+    name: Annotated[
+        str, Meta(min_length=1, max_length=249, description="The name of an assignor, `range` for example.")
+    ]
     metadata: Annotated[bytes, Meta(description="Kafka's ConsumerProtocol: the subscription, in base64.")]
 
 
 class JoinedMember(Response, frozen=True):
     member_id: str
     group_instance_id: str | None
-    metadata: Annotated[bytes, Meta(description="In base64.")]
+    metadata: Annotated[bytes, Meta(description="The member's subscription, in base64.")]
 
 
 class JoinedGroup(Response, frozen=True):
@@ -56,7 +63,9 @@ class JoinedGroup(Response, frozen=True):
     leader: Annotated[str, Meta(description="The member id of the leader.")]
     protocol_type: str | None
     protocol: str | None
-    skip_assignment: Annotated[bool, Meta(description="The leader sends no assignments: the present ones stay.")]
+    skip_assignment: Annotated[
+        bool, Meta(description="True if the leader sends no assignments and the present ones stay.")
+    ]
     members: tuple[JoinedMember, ...]
 
 
@@ -70,7 +79,9 @@ class JoinGroupRequest(GroupRequest, frozen=True, kw_only=True):
     session_timeout_ms: Int32 = 45_000
     rebalance_timeout_ms: Annotated[Int32, Meta(description="`max.poll.interval.ms` of the member.")] = 300_000
     protocol_type: Annotated[str, Meta(min_length=1, max_length=249)] = "consumer"
-    protocols: Annotated[tuple[Protocol, ...], Meta(min_length=1, max_length=32, description="By falling preference.")]
+    protocols: Annotated[
+        tuple[Protocol, ...], Meta(min_length=1, max_length=32, description="The assignors, the preferred one first.")
+    ]
     reason: Annotated[str, Meta(max_length=255)] = ""
 
 
@@ -96,7 +107,7 @@ class SyncGroupRequest(GroupRequest, frozen=True):
     protocol_type: str | None = None
     protocol: str | None = None
     assignments: Annotated[
-        tuple[MemberAssignment, ...], Meta(description="Of all members, from the leader alone.")
+        tuple[MemberAssignment, ...], Meta(description="The assignments of all members; only the leader sends them.")
     ] = ()
 
 
@@ -118,7 +129,7 @@ class LeavingMember(Request, frozen=True):
 class LeftMember(Response, frozen=True):
     member_id: str
     group_instance_id: str | None
-    error_code: Annotated[int | None, Meta(description="Null: the member has left.")]
+    error_code: Annotated[int | None, Meta(description="Null if the member has left.")]
     message: str | None
 
 
@@ -149,29 +160,38 @@ class ConsumerGroupHeartbeat(Response, frozen=True):
     member_epoch: int
     heartbeat_interval_ms: Int32
     assignment: Annotated[
-        tuple[AssignedPartition, ...] | None, Meta(description="All that the member may hold. Null: as before.")
+        tuple[AssignedPartition, ...] | None,
+        Meta(description="All partitions that the member may hold; null if they have not changed."),
     ]
 
 
 class ConsumerGroupHeartbeatRequest(GroupRequest, frozen=True):
-    """A field that is left out, or null, is as in the previous heartbeat."""
+    """A field that is left out, or null, has the value of the previous heartbeat."""
 
     path = "/consumer-heartbeat"
     response = ConsumerGroupHeartbeat
 
     member_id: MemberId
     member_epoch: Annotated[
-        int, Meta(ge=-2, le=2**31 - 1, description="0 joins; -1 leaves, -2 for a while (static members).")
+        int,
+        Meta(
+            ge=-2,
+            le=2**31 - 1,
+            description="The member's epoch. 0 joins, -1 leaves, -2 leaves for a while (static members).",
+        ),
     ]
     group_instance_id: InstanceId = None
     rack_id: str | None = None
     rebalance_timeout_ms: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     subscribed_topics: Annotated[tuple[str, ...], Meta(max_length=10_000)] | None = None
     subscribed_regex: Annotated[
-        Annotated[str, Meta(max_length=1_000)] | None, Meta(description="An empty text ends it.")
+        Annotated[str, Meta(max_length=1_000)] | None,
+        Meta(description="A regular expression for names of topics; an empty text ends it."),
     ] = None
     server_assignor: ServerAssignor | None = None
-    owned: Annotated[tuple[OwnedPartition, ...] | None, Meta(description="All that the member holds now.")] = None
+    owned: Annotated[
+        tuple[OwnedPartition, ...] | None, Meta(description="All partitions that the member holds now.")
+    ] = None
     since_poll_ms: SincePoll = None
 
 
@@ -190,23 +210,26 @@ class MemberDescription(Response, frozen=True):
     since_heartbeat_ms: Annotated[
         Int64 | None,
         Meta(
-            description="Milliseconds since the store heard of the member. Null: not since the coordinator has begun."
+            description="Milliseconds since the store heard from the member; null if it has not since the "
+            "coordinator started."
         ),
     ] = NOT_SENT_BEFORE
     since_poll_ms: Annotated[
         Int64 | None,
         Meta(
-            description="Milliseconds since the member polled, by its last heartbeat. Null for Kafka's clients, which "
-            "do not tell."
+            description="Milliseconds since the member's last poll, according to its last heartbeat. Null for "
+            "Kafka's clients, which do not report it."
         ),
     ] = NOT_SENT_BEFORE
 
 
 class GroupDescription(Response, frozen=True):
     group: str
-    kind: Annotated[str, Meta(description="`classic`, `consumer` (KIP-848), or empty: it never had a member.")]
-    state: Annotated[str, Meta(description="Kafka's name of it: Empty, PreparingRebalance, Stable for example.")]
+    kind: Annotated[str, Meta(description="`classic` or `consumer` (KIP-848); empty if the group never had a member.")]
+    state: Annotated[str, Meta(description="Kafka's name of the state, such as Empty, PreparingRebalance or Stable.")]
     protocol_type: str | None
     protocol: Annotated[str | None, Meta(description="The assignor.")]
-    generation: Annotated[int, Meta(description="Or the group epoch; -1: it never had a member.")]
+    generation: Annotated[
+        int, Meta(description="The generation, or the group epoch; -1 if the group never had a member.")
+    ]
     members: tuple[MemberDescription, ...]

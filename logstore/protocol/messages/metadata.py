@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from logstore.protocol.messages.base import Int32, Query, Response
 
-_OR_NONE = "-1: none at present."
+_OR_NONE = "-1 if there is none at present."
 
 
 class MetadataQuery(Query, frozen=True):
@@ -15,10 +15,7 @@ class MetadataQuery(Query, frozen=True):
     ] = None
     allow_auto_topic_creation: Annotated[
         Literal["true", "false"],
-        Meta(
-            description="Whether a topic that is not there may be made, if the store makes topics "
-            "(auto.create.topics.enable)."
-        ),
+        Meta(description="Allow the store to create missing topics, if auto.create.topics.enable is set."),
     ] = "true"
     group: Annotated[str | None, Meta(description="The group whose coordinator is wanted.")] = None
 
@@ -27,7 +24,7 @@ class BrokerEndpoint(Response, frozen=True):
     broker_id: Int32
     url: Annotated[
         str | None,
-        Meta(description="Where clients find the broker; null of one node, which is at the address that was asked."),
+        Meta(description="The broker's address for clients; null on one node, which has the address of this request."),
     ]
     rack: str | None
 
@@ -39,7 +36,7 @@ class PartitionLeader(Response, frozen=True):
 
 
 class TopicMetadata(Response, frozen=True):
-    """A topic and its partitions; or the error with which they cannot be given, and then no partitions."""
+    """A topic with its partitions, or with an error and no partitions."""
 
     name: str
     topic_id: str | None
@@ -49,7 +46,7 @@ class TopicMetadata(Response, frozen=True):
 
 
 class Metadata(Response, frozen=True):
-    """The brokers that are there, and the leaders of the topics that were asked for, in the order of the request."""
+    """The live brokers, and the leaders of the requested topics, in the order of the request."""
 
     cluster_id: str
     controller_id: Annotated[int, Meta(description=f"Id of the broker. {_OR_NONE}")]
@@ -57,5 +54,7 @@ class Metadata(Response, frozen=True):
     topics: tuple[TopicMetadata, ...]
     coordinator_id: Annotated[
         int | None,
-        Meta(description=f"Id of the broker that coordinates the group. {_OR_NONE} null: no group was asked for."),
+        Meta(
+            description=f"Id of the broker that coordinates the group. {_OR_NONE} Null if the request names no group."
+        ),
     ]

@@ -21,17 +21,17 @@ ENTRIES_MAX = 1_000
 
 class RecordHeader(Response, frozen=True):
     key: str
-    value: Annotated[str | None, Meta(description="Base64; null is a header without a value.")]
+    value: Annotated[str | None, Meta(description="Base64; null means a header without a value.")]
 
 
 class ProduceRecord(Response, frozen=True):
-    """`key` and `value` are any JSON in json.v2 (stored as their text), base64 text in binary.v2; absent is null."""
+    """In json.v2 `key` and `value` are any JSON, stored as text; in binary.v2 they are base64. Absent means null."""
 
     key: Any = None
     value: Any = None
     partition: Int32 | None = None
     timestamp: Annotated[
-        int | None, Meta(description="Milliseconds since 1970-01-01T00:00:00Z; absent: time of the append.")
+        int | None, Meta(description="Milliseconds since 1970-01-01T00:00:00Z. Default: the time of the append.")
     ] = None
     headers: tuple[RecordHeader, ...] | None = None
 
@@ -41,7 +41,7 @@ class ProduceRequest(Response, frozen=True):
 
 
 class ProducedOffset(Response, frozen=True):
-    """With an error the record is not stored, or may be stored: `error_code` means the same as for a whole request."""
+    """If there is an error, `error_code` says, as for a whole request, whether the record may be stored."""
 
     partition: Int32 | None
     offset: Int64 | None
@@ -58,7 +58,7 @@ class ProducedOffsets(Response, frozen=True):
 
 
 class ProducedRange(Response, frozen=True):
-    """`error_code` and `error` are there when records of some partitions were not stored; null for the others."""
+    """`error_code` and `error` are present if records of some partitions were not stored; null for the others."""
 
     partition: Int32
     base_offset: Int64 | None
@@ -75,15 +75,15 @@ class ProducedRanges(Response, frozen=True):
 
 class TypedHeader(Response, frozen=True):
     name: str
-    value: Annotated[str | None, Meta(description="Base64; null is a header without a value.")] = None
+    value: Annotated[str | None, Meta(description="Base64; null means a header without a value.")] = None
 
 
 class TypedData(Response, frozen=True):
-    """Without `data`, or with null, the key or value is null."""
+    """A key or a value. It is null if `data` is absent or null."""
 
     type: Annotated[
         Literal["BINARY", "JSON", "STRING"],
-        Meta(description="BINARY: base64. JSON: any JSON, stored as its text. STRING: a text, stored as its UTF-8."),
+        Meta(description="BINARY: base64. JSON: any JSON, stored as its text. STRING: a text, stored in UTF-8."),
     ] = "BINARY"
     data: Any = None
 
@@ -116,13 +116,13 @@ class TypedRecord(Response, frozen=True):
     value: TypedData | None = None
     timestamp: Annotated[
         str | int | None,
-        Meta(description="ISO 8601 with its offset, or milliseconds since 1970; absent: time of the append."),
+        Meta(description="ISO 8601 with its offset, or milliseconds since 1970. Default: the time of the append."),
     ] = None
 
 
 class TypedSize(Response, frozen=True):
     type: str
-    size: Annotated[int, Meta(description="Bytes as they are stored.")]
+    size: Annotated[int, Meta(description="The number of bytes as they are stored.")]
 
 
 class RecordPlace(Response, frozen=True):
@@ -147,7 +147,8 @@ class RecordEntry(TypedRecord, frozen=True, kw_only=True):
     examples = ({"id": "1", **_RECORD_EXAMPLE},)
 
     id: Annotated[
-        str, Meta(min_length=1, max_length=80, description="Names the entry in the answer; no other entry has it.")
+        str,
+        Meta(min_length=1, max_length=80, description="Names the entry in the response, and is unique in the request."),
     ]
 
 
@@ -180,7 +181,7 @@ class RecordBatchAnswer(Response, frozen=True):
 
 
 class InitProducerRequest(Request, frozen=True):
-    """Without a body the producer is a new one."""
+    """The producer that asks for its next epoch. Without a body the store makes a new producer."""
 
     producer_id: Int64
     producer_epoch: ProducerEpoch
@@ -200,27 +201,26 @@ class ConsumedRecord(Response, frozen=True):
     timestamp: Annotated[int, Meta(description="Milliseconds since 1970-01-01T00:00:00Z.")]
     key_format: Annotated[
         Literal["string", "binary"] | None,
-        Meta(description="Without a JSON type in Accept: the key is not JSON but text, or bytes as base64."),
+        Meta(description="If Accept names no JSON type: the key is not JSON, but text, or bytes as base64."),
     ] = None
-    value_format: Annotated[Literal["string", "binary"] | None, Meta(description="The same of the value.")] = None
-    headers: Annotated[tuple[RecordHeader, ...] | None, Meta(description="Left out when the record has none.")] = None
+    value_format: Annotated[Literal["string", "binary"] | None, Meta(description="The same for the value.")] = None
+    headers: Annotated[tuple[RecordHeader, ...] | None, Meta(description="Left out if the record has none.")] = None
 
 
 class OffsetsQuery(Query, frozen=True):
     timestamp: Annotated[
         str | None,
         Meta(
-            description="A time, as ISO 8601 (UTC unless it says its offset), a date, `now`, `today`, `yesterday`, "
-            "`-1h`, "
-            "`-7d`, or milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not "
-            "below it.",
+            description="Also return the smallest offset whose timestamp is not below this time: ISO 8601 (in UTC "
+            "unless it has an offset), a date, `now`, `today`, `yesterday`, `-1h`, `-7d`, or "
+            "milliseconds since 1970-01-01T00:00:00Z.",
             examples=["2026-11-21T08:00:00Z", "-1h"],
         ),
     ] = None
 
 
 class PartitionOffsets(Response, frozen=True):
-    """`offset` and `timestamp` are there when a timestamp was asked for; null when no record is that young."""
+    """`offset` and `timestamp` are present if the request has a timestamp; null if all records are older."""
 
     beginning_offset: Int64
     end_offset: Int64
@@ -250,7 +250,7 @@ class OffsetForTime(Response, frozen=True):
 
 
 class OffsetsForTimes(Response, frozen=True):
-    """In the order of the request."""
+    """The offsets, in the order of the request."""
 
     offsets: tuple[OffsetForTime, ...]
 
@@ -263,12 +263,12 @@ class FetchPartition(Request, frozen=True, gc=False):
 
 
 class FetchRequest(Request, frozen=True):
-    """Kafka's Fetch: bytes and time to wait for, and bytes to take at most, in all and of one partition."""
+    """Kafka's Fetch. The limits are the bytes and the time to wait for, and the most bytes in all and per partition."""
 
     partitions: Annotated[
         tuple[FetchPartition, ...],
         Meta(
-            min_length=1, max_length=FETCH_PARTITIONS_MAX, description="Read in this order: the first ones come first."
+            min_length=1, max_length=FETCH_PARTITIONS_MAX, description="The partitions, which are read in this order."
         ),
     ]
     max_bytes: Annotated[int, Meta(ge=1, le=FETCH_BYTES_MAX)] = FETCH_BYTES_MAX
@@ -278,8 +278,8 @@ class FetchRequest(Request, frozen=True):
     where: Annotated[
         str | None,
         Meta(
-            description="Only records that this expression selects. A response may have none of them, and a "
-            "`next_offset` to go on at."
+            description="Only records that this expression selects. A response may have no records, only a "
+            "`next_offset` to continue at."
         ),
     ] = None
 
@@ -287,7 +287,7 @@ class FetchRequest(Request, frozen=True):
 class DeleteRecordsRequest(Request, frozen=True):
     before_offset: Annotated[
         Annotated[int, Meta(ge=-1, le=INT64_MAX)],
-        Meta(description="The new log start offset; -1: everything there is now."),
+        Meta(description="The new log start offset; -1 deletes all records that exist now."),
     ]
 
 

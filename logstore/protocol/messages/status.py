@@ -13,7 +13,7 @@ class Health(Response, frozen=True):
 
 class TopicProblem(Response, frozen=True):
     topic: str
-    partition: Annotated[Int32 | None, Meta(description="Null: the whole topic.")]
+    partition: Annotated[Int32 | None, Meta(description="Null if the whole topic has the problem.")]
     state: Literal[
         "quarantined",
         "records_missing",
@@ -31,7 +31,7 @@ class TopicProblem(Response, frozen=True):
 class Readiness(Response, frozen=True):
     status: Literal["ready"]
     problems: Annotated[
-        tuple[TopicProblem, ...], Meta(description="Topics and partitions that are not served, or not whole.")
+        tuple[TopicProblem, ...], Meta(description="Topics and partitions that are not served, or are served in part.")
     ]
 
 
@@ -44,15 +44,15 @@ class TopicStatus(Response, frozen=True):
     partitions: int
     replication_factor: int
     records: Int64
-    size_bytes: Annotated[Int64, Meta(description="Of the Parquet files in the Delta table.")]
+    size_bytes: Annotated[Int64, Meta(description="The size of the Parquet files in the Delta table.")]
     unsealed_records: Int64
-    unsealed_bytes: Annotated[Int64, Meta(description="In the journal alone.")]
+    unsealed_bytes: Annotated[Int64, Meta(description="Bytes that are only in the journal.")]
     newest_timestamp: int | None
 
 
 class JournalStatus(Response, frozen=True):
-    """`needed_bytes` are those from the oldest file with un-sealed records on; `max_bytes` (journal.max.bytes) bounds
-    them.
+    """`needed_bytes` are the bytes of the files from the oldest one with un-sealed records on. `max_bytes`
+    (journal.max.bytes) limits them.
     """
 
     needed_bytes: Int64
@@ -61,7 +61,7 @@ class JournalStatus(Response, frozen=True):
 
 
 class InFlightStatus(Response, frozen=True):
-    """`max_bytes` (queued.max.request.bytes) bounds requests, and answers too."""
+    """`max_bytes` (queued.max.request.bytes) limits requests, and also responses."""
 
     request_bytes: Int64
     answer_bytes: Int64
@@ -69,18 +69,20 @@ class InFlightStatus(Response, frozen=True):
 
 
 class StoreStatus(Response, frozen=True):
-    """Topics by name, with internal ones. A quarantined topic is only among `problems`."""
+    """Topics are sorted by name, and include internal ones. A quarantined topic is only in `problems`."""
 
     version: str
     cluster_id: str
     broker_id: Int32
     now: Annotated[int, Meta(description="The store's clock, in milliseconds since 1970-01-01T00:00:00Z.")]
     uptime_ms: Int64
-    not_ready_reason: Annotated[str | None, Meta(description="Why appends are refused; null while they are taken.")]
+    not_ready_reason: Annotated[str | None, Meta(description="Why appends are refused; null while they are accepted.")]
     topics: tuple[TopicStatus, ...]
     problems: tuple[TopicProblem, ...]
     journal: JournalStatus
     in_flight: InFlightStatus
     max_connections: int
-    connections_taken_max: Annotated[int, Meta(description="`max_connections`, or what `open_files_max` allows.")]
-    open_files_max: Annotated[int | None, Meta(description="`ulimit -n` of the process; null: no limit.")]
+    connections_taken_max: Annotated[
+        int, Meta(description="`max_connections`, or fewer if `open_files_max` does not allow that many.")
+    ]
+    open_files_max: Annotated[int | None, Meta(description="`ulimit -n` of the process; null if there is no limit.")]

@@ -20,7 +20,7 @@ class Replica(Response, frozen=True):
 class Partition(Response, frozen=True):
     """Offsets are exclusive ends: `sealed_offset` is the first one that is not yet in the Delta table.
 
-    -1: no broker leads the partition; its leader is another broker, which does not answer now.
+    -1 means that no broker leads the partition, or that its leader does not respond now.
     """
 
     partition: Int32
@@ -57,7 +57,7 @@ class SealedOffset(Response, frozen=True):
 
 class Rolled(Response, frozen=True):
     version: Annotated[
-        int, Meta(description="Version of the Delta table that holds everything below the sealed offsets.")
+        int, Meta(description="The version of the Delta table that holds everything below the sealed offsets.")
     ]
     sealed_offsets: tuple[SealedOffset, ...]
 
@@ -68,7 +68,7 @@ class RefreshRequest(Request, frozen=True):
 
 class Refreshed(Response, frozen=True):
     version: Annotated[
-        int, Meta(description="Version of the Delta table that every read from here on sees, or a later one.")
+        int, Meta(description="The version of the Delta table that later reads see; they may see a newer one.")
     ]
 
 

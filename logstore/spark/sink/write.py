@@ -94,8 +94,9 @@ class SinkWrite:
             write, epoch = (context.getLocalProperty(name) or "" for name in (_QUERY_ID, _BATCH_ID))
             if not (write and epoch):
                 raise LogStoreError(
-                    f"Spark does not tell this task its streaming query and batch ({_QUERY_ID}, {_BATCH_ID}), so a "
-                    "retry could not be told from new rows: set kafka.enable.idempotence=false to write all the same"
+                    f"Spark does not give this task its streaming query and batch ({_QUERY_ID}, {_BATCH_ID}), so "
+                    "a retry could not be distinguished from new rows: set kafka.enable.idempotence=false to "
+                    "write anyway"
                 )
         return f"{write}-e{epoch}-p{context.partitionId()}"
 

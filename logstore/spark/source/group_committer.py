@@ -32,7 +32,7 @@ class GroupCommitter:
         # Used only by the thread: the group's committed offset and the topic's id, by partition.
         self._committed: dict[TopicPartition, tuple[int, str]] = {}
         # The kinds of errors logged since the last commit: True for a fault of this program.
-        self._told: set[bool] = set()
+        self._warned: set[bool] = set()
 
     def offer(self, position: StreamOffset) -> None:
         """Commit ``position`` soon, in place of one that has not been committed yet."""
@@ -58,7 +58,7 @@ class GroupCommitter:
             assert position is not None
             try:
                 self._commit(position)
-                self._told.clear()
+                self._warned.clear()
             except Exception as error:  # noqa: BLE001 - the query goes on whatever it is, and so does this thread
                 self._warn(error)
 
@@ -93,11 +93,11 @@ class GroupCommitter:
         program, so its traceback is shown.
         """
         is_fault = not isinstance(error, (LogStoreError, OSError))
-        if is_fault in self._told:
+        if is_fault in self._warned:
             return
-        self._told.add(is_fault)
+        self._warned.add(is_fault)
         log.warning(
-            "offsets of a query are not committed to group %s: %s; the query goes on, and each trigger tries again",
+            "offsets of a query are not committed to group %s: %s; the query continues, and each trigger tries again",
             self._group,
             error,
             exc_info=error if is_fault else None,

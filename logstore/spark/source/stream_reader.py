@@ -59,7 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: list[SourceTopic] | None = None
         self._seen: list[SourceTopic] = []
         # The losses reported for the last batch.
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         # The batch made from the latest look at the topics.
         self._made: dict[str, Any] | None = None
 
@@ -152,9 +152,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges, losses = planned(until.initial or self._position(start), until, self._seen)
         for loss in losses:
             # A loss shows again in each batch.
-            if loss not in self._told:
+            if loss not in self._reported:
                 report_data_loss(loss, fail=self._options.fail_on_data_loss)
-        self._told = set(losses)
+        self._reported = set(losses)
         return self._planner.slices(ranges)
 
     def read(self, partition: Slice) -> Iterator["pa.RecordBatch"]:  # type: ignore[override]

@@ -66,7 +66,7 @@ class SourceTopics:
         """Return by partition the first offset at or after a time (ms), None if there is none. Raises as ``look``."""
         if self._options.storage:
             return self._offsets_in_storage(times_ms)
-        with _told_of_the_port():
+        with _naming_the_port():
             found = self._store().offsets_for_times(times_ms)
         return {place: None if at is None else at.offset for place, at in found.items()}
 
@@ -89,7 +89,7 @@ class SourceTopics:
         if self._options.storage:
             tables = storage_root(self._options.storage).tables()
             return [name for name in tables if not is_internal(name)]
-        with _told_of_the_port():
+        with _naming_the_port():
             return [topic.topic_name for topic in self._store().topics()]
 
     # ---- one topic ----------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class SourceTopics:
             view = view_of_storage(self._options.storage, topic)
             return SourceTopic(topic, view.topic_id, self._wanted(topic, view.bounds))
         assigned = self._options.subscription.assigned
-        with _told_of_the_port():
+        with _naming_the_port():
             described = self._store().describe_by_leaders(topic, None if assigned is None else assigned[topic])
         bounds = tuple(LogBounds(p.partition, p.log_start_offset, self._end(p)) for p in described.partitions)
         return SourceTopic(topic, described.topic_id, self._wanted(topic, bounds))
@@ -148,7 +148,7 @@ def connect_store(options: ReadOptions) -> Admin:
 
 
 @contextlib.contextmanager
-def _told_of_the_port() -> Iterator[None]:
+def _naming_the_port() -> Iterator[None]:
     """Add a hint to errors for users who give the port of a Kafka broker out of habit."""
     try:
         yield

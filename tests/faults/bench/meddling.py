@@ -42,7 +42,7 @@ _ACCEPTED = 202
 _POLL_S = 0.1
 _TIMEOUT_S = 30.0
 #: The store's messages about a journal that is no longer its own.
-_NOT_THE_ONE, _REMOVED = "is not the one that stood here", "was removed or replaced while this process wrote to it"
+_NOT_THE_ONE, _REMOVED = "is not the one that was here before", "was removed or replaced while this process wrote to it"
 Log = tuple[TopicSpec, int]
 
 

@@ -70,7 +70,7 @@ def install(controls: "Controls") -> None:
     """Install the points, before the broker starts."""
     from consumer_offsets.coordinator_shard import CoordinatorShard
     from logstore.broker.produce import records as producing
-    from logstore.broker.replicas import Replicas
+    from logstore.broker.replica_manager import ReplicaManager
     from logstore.cluster.alter_partition_manager import AlterPartitionManager
     from logstore.cluster.controller import Controller
     from logstore.cluster.log_directory import LogDirectory
@@ -104,7 +104,7 @@ def install(controls: "Controls") -> None:
     between(AlterPartitionManager, "alter", after="isr.written")
     between(Acknowledgement, "reached", before="ack.before_send")
     between(Controller, "_write", before="election.before_cas", after="election.cas_done")
-    between(Replicas, "_lead", before="leader.before", after="leader.after")
+    between(ReplicaManager, "_lead", before="leader.before", after="leader.after")
     between(replica_fetcher, "truncate", before="truncate.before")
     between(Journal, "truncate", before="truncate.half")
     between(ReplicaFetcher, "_store", before="follower.before_append")

@@ -142,14 +142,14 @@ def append_times_of_its_own() -> None:
 def lead_without_producers() -> None:
     """C16: a new leader does not know which batches its predecessor has stored."""
     from logstore.log.partition_log import PartitionLog
-    from logstore.log.partition_state import PartitionState
+    from logstore.log.partition_log_state import PartitionLogState
 
     lead = PartitionLog.become_leader
 
     def lead_anew(self: PartitionLog, *args: Any, **kwargs: Any) -> None:
         known = self.state
         clock = known.idempotency_keys.clock
-        new = PartitionState("", clock=clock, producer_id_expiration_ms=known.producers.remembered_ms)
+        new = PartitionLogState("", clock=clock, producer_id_expiration_ms=known.producers.remembered_ms)
         new.idempotency_keys.remembered_ms = known.idempotency_keys.remembered_ms
         new.producers.evicted_up_to = 1 << 62
         known.producers, known.idempotency_keys = new.producers, new.idempotency_keys

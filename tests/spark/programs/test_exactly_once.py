@@ -210,7 +210,7 @@ def test_a_killed_driver_neither_loses_nor_doubles(spark, store, admin, tmp_path
 
 
 @pytest.mark.long
-def test_of_two_runs_at_once_one_writes_and_the_other_goes_on_from_there(spark, store, admin, tmp_path, caplog):
+def test_one_of_two_runs_writes_and_the_other_continues_from_there(spark, store, admin, tmp_path, caplog):
     topic, sink = store.create("at-once"), tmp_path / "sink"
     store.produce(topic, 0, 0, 10)
 
@@ -437,7 +437,7 @@ def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at, 
     assert [version for _, version in txns(sink)] == [0, 1]
     # With its own app id this is a second writer of the table, and no other query may use that id.
     run("second", app_id="mine", transform=lambda df: df.where("offset < 3"))
-    with pytest.raises(Exception, match=r"another query .* needs an app_id of its own"):
+    with pytest.raises(Exception, match=r"another query .* needs its own app_id"):
         run("lost", app_id="mine")
     assert offsets(spark, sink) == sorted([*range(20), 0, 1, 2])
     with pytest.raises(InvalidRequestError, match='app_id=""'):
@@ -494,7 +494,7 @@ def test_two_writers_of_a_query_into_one_table(spark, store, tmp_path, stream):
 
         return write
 
-    with pytest.raises(Exception, match="give each writer of this table an app_id of its own"):
+    with pytest.raises(Exception, match="give each writer of this table its own app_id"):
         run(write=both())
     assert offsets(spark, sink) == list(range(5))
     run(write=both(app_id="high"))

@@ -64,7 +64,7 @@ def values(store, topic) -> list[bytes]:
     return sorted(record.value for records in stored_records(store.url, topic).values() for record in records)
 
 
-def test_what_spark_tries_again_is_stored_once(spark, store, tmp_path):
+def test_a_retry_by_spark_is_stored_once(spark, store, tmp_path):
     topic = store.create("sink-killed", 2)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("".join(f"line {n}\n" for n in range(5_000)))

@@ -160,7 +160,7 @@ class Client:
             self.cluster.require_enough(process, acks)
             group = AppendGroup(wait)
             group.add(prepared, request, acks)
-            process.journal.store(group.frames, group.told)
+            process.journal.store(group.frames, group.on_stored)
         else:
             repeated = request.repeated()
             if not repeated:

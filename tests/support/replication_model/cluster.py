@@ -226,7 +226,7 @@ class Cluster:
         """End the session; the broker learns of it later, and is cut off until then."""
         self.zookeeper.brokers.pop(process.broker_id, None)
         process.session.is_connected = False
-        process.coordinator.has_lease = False
+        process.cluster_state.has_lease = False
         for request in [one for one in self.requests if one.session is process.session]:
             self.requests.remove(request)
             process.run(request.fail)
@@ -234,7 +234,7 @@ class Cluster:
     def session_begins(self, process: Process) -> None:
         self.zookeeper.brokers.pop(process.broker_id, None)
         process.broker_epoch = self.zookeeper.register(process.broker_id)
-        process.session.is_connected = process.coordinator.has_lease = True
+        process.session.is_connected = process.cluster_state.has_lease = True
 
     def is_running(self, broker: int) -> bool:
         """Return whether ZooKeeper has the broker as running."""
@@ -723,7 +723,7 @@ def modelled() -> Iterator[None]:
         "logstore.log.newest_footers.log",
         "logstore.log.roller.log",
         "logstore.log.topic.log",
-        "logstore.broker.replicas.log",
+        "logstore.broker.replica_manager.log",
         "logstore.cluster.zookeeper_cluster_state.log",
         "logstore.broker.topics.recovery.log",
         "logstore.replication.replica_fetcher.log",

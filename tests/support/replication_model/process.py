@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from logstore.broker.replicas import Replicas
+from logstore.broker.replica_manager import ReplicaManager
 from logstore.broker.topics.recovery import end_at_holes, recover_partitions
 from logstore.cluster.cluster_state import PartitionState
 from logstore.log.journal_tail import collect_tails
@@ -15,7 +15,7 @@ from logstore.replication.replica_fetcher import Connection, FetcherSettings
 from tests.support.replication_model.memory_journal import MemoryJournal
 from tests.support.replication_model.step_loop import Owner
 from tests.support.replication_model.table import ModelRoller, topic_of
-from tests.support.replication_model.zookeeper import Coordinator, Session
+from tests.support.replication_model.zookeeper import PlayedClusterState, Session
 
 if TYPE_CHECKING:
     from tests.support.replication_model.cluster import Cluster
@@ -31,14 +31,14 @@ class Process(Owner):
         self.disk = cluster.disks[broker_id]
         self.journal = MemoryJournal(self.disk, cluster.clock, cluster.file_bytes, cluster.recent_bytes)
         self.session = Session(cluster.zookeeper, cluster.requests, self.run)
-        self.coordinator = Coordinator(broker_id, self.session, cluster.topic_id, cluster.next_producer_id)
+        self.cluster_state = PlayedClusterState(broker_id, self.session, cluster.topic_id, cluster.next_producer_id)
         #: -1 while there is no registration.
         self.broker_epoch = -1
         self.topic = topic_of(cluster.table, cluster.clock, cluster.min_insync_replicas)
         self.log: PartitionLog = self.topic.partitions[0]
         self.roller = ModelRoller(self.journal, cluster.clock)
-        self.replicas = Replicas(
-            self.coordinator,  # type: ignore[arg-type]
+        self.replica_manager = ReplicaManager(
+            self.cluster_state,  # type: ignore[arg-type]
             self.journal,
             self.roller,
             cluster.clock,
@@ -73,11 +73,11 @@ class Process(Owner):
             tails,
             topics,
             (),
-            producer_ids_begin=lambda: self.coordinator.producer_ids_begin,
+            producer_ids_begin=lambda: self.cluster_state.producer_ids_begin,
         )
         assert self.log.quarantined is None, self.log.quarantined
         self.is_recovered = True
-        self.coordinator.listen(self._partition_changed)
+        self.cluster_state.listen(self._partition_changed)
         truncations = [log.truncation(log.log_end_offset, 0) for log in ended]
         await self.journal.start(lambda: [self.log.snapshot_frame()], self.disk, truncations)
         await self.roller.refresh(self.topic, at_start=True)
@@ -86,11 +86,11 @@ class Process(Owner):
 
     def _partition_changed(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
         del topic_id, partition
-        self.replicas.partition_changed(self.topic, self.log, state)
+        self.replica_manager.partition_changed(self.topic, self.log, state)
 
     def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
         return FetchSession(
-            broker_id, broker_epoch, self.journal, self.cluster.clock, self._find, self.replicas.followed
+            broker_id, broker_epoch, self.journal, self.cluster.clock, self._find, self.replica_manager.followed
         )
 
     def _find(self, topic_id: UUID, partition: int) -> PartitionLog | None:

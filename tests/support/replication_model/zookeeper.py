@@ -164,8 +164,8 @@ class Session:
             self._run(self.changed, before, self.view, changed)
 
 
-class Coordinator:
-    """A coordinator like ``ZooKeeperClusterState``, with that class's parts."""
+class PlayedClusterState:
+    """A cluster state like ``ZooKeeperClusterState``, with that class's parts."""
 
     def __init__(self, broker_id: int, session: Session, topic_id: UUID, producer_ids_begin: int) -> None:
         self.broker_id = broker_id
@@ -189,7 +189,7 @@ class Coordinator:
 
     _view_changed: Any = ZooKeeperClusterState._view_changed
     _look_for_loss: Any = ZooKeeperClusterState._look_for_loss
-    _tell_of_partitions: Any = ZooKeeperClusterState._tell_of_partitions
+    _notify_of_partitions: Any = ZooKeeperClusterState._notify_of_partitions
     _believed: Any = ZooKeeperClusterState._believed
     listen: Any = ZooKeeperClusterState.listen
     listen_to_brokers: Any = ZooKeeperClusterState.listen_to_brokers

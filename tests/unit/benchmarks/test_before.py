@@ -53,7 +53,7 @@ def test_each_of_ours_has_its_earlier_self_and_nobody_else_is_there(checkout: Pa
     }
 
 
-def test_of_a_store_that_counts_only_its_calls_are_measured(checkout: Path):
+def test_only_the_calls_of_a_store_that_counts_are_measured(checkout: Path):
     case = beside(Case("c", "", (Started("ours", {}, sample=Sample(records_s=5.0, calls=7.0)),)), checkout)
     with ExitStack() as stack:
         stage = Stage(checkout, Peers(), stack)

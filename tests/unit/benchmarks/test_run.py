@@ -96,7 +96,7 @@ class Refused:
         return turn_of(Process(), 100, lambda seconds: Result(0, seconds, throttled=37))
 
 
-def test_a_turn_without_a_record_names_the_side_and_the_answers_and_the_run_goes_on(
+def test_a_turn_without_a_record_names_the_side_and_the_answers_and_the_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     cases = [Case("full", "", (Recorded("a", []), Refused("b"))), Case("fine", "", (Recorded("a", []),))]

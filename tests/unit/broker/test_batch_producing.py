@@ -144,7 +144,7 @@ def test_timestamps_are_found_in_record_batches(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_header_that_tells_another_max_timestamp_is_put_right(tmp_path: Path) -> None:
+def test_a_header_with_another_max_timestamp_is_corrected(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
@@ -338,7 +338,7 @@ def test_one_request_may_have_batches_of_several_producers(tmp_path: Path) -> No
     run(scenario())
 
 
-def test_a_producer_goes_on_in_a_topic_that_was_made_again(tmp_path: Path) -> None:
+def test_a_producer_continues_in_a_topic_that_was_made_again(tmp_path: Path) -> None:
     """Keep the producer's sequence numbers, as librdkafka does: an error for them would end it (KIP-360)."""
 
     async def scenario() -> None:

@@ -81,7 +81,7 @@ async def sealed(topic: Topic) -> None:
 # ---- appending ------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_is_split_by_key_and_rows_tell_which_record_is_where(tmp_path: Path) -> None:
+def test_a_request_is_split_by_key_and_rows_show_which_record_is_where(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=4)
@@ -433,7 +433,7 @@ def test_waiting_readers_of_a_deleted_topic_are_notified(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_a_request_that_ends_after_its_topic_brings_none_of_its_metrics_back(tmp_path: Path) -> None:
+def test_a_request_that_ends_after_its_topic_does_not_bring_its_metrics_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = FaultyFileSystem()
         async with running_broker(tmp_path, filesystem=disk) as broker:
@@ -1050,7 +1050,7 @@ def test_a_journal_whose_records_are_all_in_delta_takes_more(tmp_path: Path) -> 
     run(scenario())
 
 
-def test_a_bad_name_is_told_from_a_topic_that_is_not_there(tmp_path: Path) -> None:
+def test_a_bad_name_and_a_missing_topic_have_different_errors(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
             assert (await broker.topics.changes.find_or_create(INTERNAL, "made", Operation.WRITE)).name == "made"

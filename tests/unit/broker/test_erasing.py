@@ -121,7 +121,7 @@ def test_bad_requests(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> None:
+def test_the_selection_of_an_expression_is_remembered_by_offset(tmp_path: Path) -> None:
     """Erase from a file that the table no longer names; the report has no value of the expression."""
 
     async def scenario() -> None:

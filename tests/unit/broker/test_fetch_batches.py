@@ -112,7 +112,7 @@ def test_small_frames_are_one_batch_and_those_of_producers_are_batches(tmp_path:
     run(scenario())
 
 
-def test_append_times_are_told_as_such_in_the_tail(tmp_path: Path) -> None:
+def test_append_times_are_marked_in_the_tail(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async def scenario() -> None:
@@ -129,7 +129,7 @@ def test_append_times_are_told_as_such_in_the_tail(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
+def test_append_times_are_marked_in_history(tmp_path: Path) -> None:
     """Change the topic's configuration: each record keeps the kind of timestamp that it was appended with."""
     clock = ManualClock()
     expected: dict[int, tuple[bool, int]] = {}

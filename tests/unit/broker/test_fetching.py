@@ -180,7 +180,7 @@ def test_a_record_of_any_partition_or_an_error_ends_the_wait(tmp_path: Path) -> 
     run(scenario())
 
 
-def test_errors_are_told_at_once_beside_records(tmp_path: Path) -> None:
+def test_errors_are_returned_at_once_beside_records(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with store(tmp_path, partitions=2) as (broker, topic):
             await produce(broker, topic, [b"x"], partition=1)

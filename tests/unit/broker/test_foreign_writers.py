@@ -381,7 +381,7 @@ def test_a_damaged_vector_is_a_problem_of_its_topic(tmp_path: Path, gone: bool) 
     run(scenario())
 
 
-def test_an_append_only_table_is_told_of_where_records_would_be_removed(tmp_path: Path) -> None:
+def test_an_append_only_table_is_reported_where_records_would_be_removed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_segments(broker)
@@ -469,7 +469,7 @@ def test_an_overwrite_does_not_bring_back_records_that_a_statement_changed_after
     run(scenario())
 
 
-def test_each_statement_of_others_that_changes_records_is_told_in_the_log(tmp_path: Path) -> None:
+def test_each_statement_of_others_that_changes_records_is_logged(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_segments(broker)

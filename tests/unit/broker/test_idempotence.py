@@ -333,7 +333,7 @@ def test_batches_on_their_way_count_until_they_fail(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_producer_that_appends_nothing_for_long_is_forgotten_and_may_go_on(tmp_path: Path) -> None:
+def test_a_producer_that_appends_nothing_for_long_is_forgotten_and_may_continue(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock, producer_id_expiration_ms=1000) as broker:
@@ -744,7 +744,7 @@ def test_stored_batches_need_not_meet_a_later_configuration(tmp_path: Path) -> N
     run(scenario())
 
 
-def test_acks_0_is_stored_once_too(tmp_path: Path) -> None:
+def test_acks_0_is_also_stored_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
@@ -808,7 +808,7 @@ def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path)
     run(scenario())
 
 
-def test_segments_tell_of_their_own_keys_and_of_all_producers(tmp_path: Path) -> None:
+def test_segments_show_their_own_keys_and_all_producers(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)

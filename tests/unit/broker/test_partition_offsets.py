@@ -18,7 +18,7 @@ def follower_at(offset: int) -> PartitionLog:
     return log
 
 
-def test_a_leader_that_was_elected_just_now_tells_no_end():
+def test_a_leader_that_was_elected_just_now_reports_no_end():
     """Elect a leader: its predecessor may have shown more than the high watermark that it knows (C9)."""
     log = follower_at(3)
     log._high_watermark.offset = 2  # the last that the previous leader reported

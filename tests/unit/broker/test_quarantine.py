@@ -302,7 +302,7 @@ def test_two_segments_of_one_range_keep_only_their_partition_from_being_served(
 
 
 @pytest.mark.parametrize("while_it_runs", [True, False])
-def test_no_reader_of_a_partition_in_quarantine_is_told_to_be_out_of_range(tmp_path: Path, while_it_runs: bool) -> None:
+def test_no_reader_of_a_quarantined_partition_gets_out_of_range(tmp_path: Path, while_it_runs: bool) -> None:
     """Expect another error: out of range would make a consumer reset its position, and skip or repeat records later."""
 
     async def scenario() -> None:
@@ -404,7 +404,7 @@ def _take_away(table: Path, how: str) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize(("how", "missing"), [("RESTORE", (2, 4)), ("WRITE", (0, 4)), ("DELETE", None)])
-def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_passed_over(
+def test_records_that_a_restore_or_an_overwrite_removed_are_reported_and_never_skipped(
     tmp_path: Path, how: str, missing: tuple[int, int] | None, restarted: bool
 ) -> None:
     async def scenario() -> None:
@@ -706,7 +706,7 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
     run(scenario())
 
 
-def test_a_partition_that_stays_lost_is_told_of_once(tmp_path: Path) -> None:
+def test_a_partition_that_stays_lost_is_reported_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)

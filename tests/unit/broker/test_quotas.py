@@ -55,7 +55,13 @@ def test_a_producer_over_its_quota_waits(tmp_path: Path, monkeypatch: pytest.Mon
                 assert refused.value.retry_after_s == 2
                 with pytest.raises(ThrottledError):
                     broker.produce.batcher.begin(
-                        CLIENT, topic, [b"x"], columns, num_bytes=1, timeout_ms=1000, told=lambda *of: told.append(of)
+                        CLIENT,
+                        topic,
+                        [b"x"],
+                        columns,
+                        num_bytes=1,
+                        timeout_ms=1000,
+                        told=lambda *of: told.append(of),
                     )
             # Other clients do not wait for it, and neither do its fetches.
             for context in (OTHER, INTERNAL):

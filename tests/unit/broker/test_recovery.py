@@ -45,7 +45,7 @@ def test_a_missing_segment_keeps_no_other_topic_from_being_served(tmp_path: Path
 
 
 @pytest.mark.parametrize("journal_lost", [True, False])
-def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
+def test_append_times_continue_from_appends_and_never_from_the_clocks_of_producers(
     tmp_path: Path, journal_lost: bool
 ) -> None:
     async def scenario() -> None:
@@ -71,7 +71,7 @@ def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
     run(scenario())
 
 
-def test_append_times_go_on_from_the_journals_snapshots_alone(tmp_path: Path) -> None:
+def test_append_times_continue_from_the_journals_snapshots_alone(tmp_path: Path) -> None:
     """Seal all records; a start and a stop then leave a journal without a frame of records."""
 
     async def scenario() -> None:
@@ -150,7 +150,7 @@ class Replica:
         return [frame.base_offset for frame in self.log.index]
 
 
-def test_what_nobody_has_a_copy_of_stays_in_a_journal_that_has_lost_frames(tmp_path: Path) -> None:
+def test_frames_without_a_copy_stay_in_a_journal_that_has_lost_frames(tmp_path: Path) -> None:
     """Keep the frames behind a hole in the only replica, until the lost ones are put back."""
 
     async def scenario() -> None:

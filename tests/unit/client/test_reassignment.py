@@ -36,7 +36,7 @@ def after(states: list[PartitionReplicas], plan: ReassignmentPlan) -> dict[tuple
 THREE = [state("t", 0, 1, 2, 3), state("t", 1, 2, 3, 1), state("t", 2, 3, 1, 2)]
 
 
-def test_what_is_spread_stays() -> None:
+def test_spread_partitions_stay() -> None:
     assert generate(THREE, None, racks(1, 2, 3)).partitions == ()
 
 
@@ -151,7 +151,7 @@ def test_a_file_of_kafka_is_read() -> None:
         ),
     ],
 )
-def test_what_is_no_plan_is_refused(text, told) -> None:
+def test_a_malformed_plan_is_refused(text, told) -> None:
     with pytest.raises(InvalidReplicaAssignmentError, match=told):
         read_plan(text)
 

@@ -106,7 +106,7 @@ def test_without_a_look_in_between_a_resumed_partition_begins_again(
         assert values_until(consumer, NEW[-1]) == NEW
 
 
-def test_latest_goes_on_with_what_comes_and_none_is_an_error(store: str, admin: Admin, old: TopicPartition) -> None:
+def test_latest_continues_with_new_records_and_none_is_an_error(store: str, admin: Admin, old: TopicPartition) -> None:
     with (
         Consumer(store, auto_offset_reset="latest") as latest,
         Consumer(store, group_id="none", enable_auto_commit=False, auto_offset_reset="none") as none,
@@ -175,7 +175,7 @@ def test_prefetched_records_of_the_old_topic_are_dropped(
         assert consumer.poll(timeout_s=0.2) == []
 
 
-def test_a_commit_that_is_refused_late_does_not_begin_the_new_topic_anew_again(
+def test_a_commit_that_is_refused_late_does_not_begin_the_new_topic_again(
     store: str, admin: Admin, old: TopicPartition, group: str
 ) -> None:
     before = admin.describe_topic(old.topic).topic_id
@@ -224,7 +224,7 @@ def test_auto_commit_leaves_out_the_topic_alone_that_was_made_again(
     assert committed(admin, group) == {other: len(OLD)}
 
 
-def test_the_same_offset_in_the_new_topic_is_committed_too(
+def test_the_same_offset_in_the_new_topic_is_also_committed(
     store: str, admin: Admin, old: TopicPartition, group: str
 ) -> None:
     with Consumer(store, group_id=group, auto_offset_reset="earliest", auto_commit_interval_ms=50) as consumer:

@@ -201,7 +201,7 @@ def test_an_error_code_is_its_exception(status, code, kind):
         assert type(raised.value) is kind
 
 
-def test_an_offset_out_of_range_tells_the_range():
+def test_an_offset_out_of_range_gets_the_range():
     headers = {"Logstore-Log-Start-Offset": "3", "Logstore-High-Watermark": "9"}
     body = b'{"error_code": 41601, "message": "outside"}'
     with answering([(416, headers, body)]) as (url, _), Transport(url) as transport:

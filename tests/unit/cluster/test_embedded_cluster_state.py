@@ -1,4 +1,4 @@
-"""The embedded coordinator keeps one cluster id for ever, and a leader epoch that only rises."""
+"""The embedded cluster state keeps one cluster id for ever, and a leader epoch that only rises."""
 
 import contextlib
 import json
@@ -30,12 +30,12 @@ EMPTY = FoundJournal(Path("journal"), 0, None, is_empty=True)
 async def started(
     data: Path, found: FoundJournal = EMPTY, *, new_journal: bool = False
 ) -> AsyncIterator[EmbeddedClusterState]:
-    coordinator = EmbeddedClusterState(data, 0, FileSystem(), new_journal=new_journal)
-    await coordinator.start(lambda _: found)
+    cluster_state = EmbeddedClusterState(data, 0, FileSystem(), new_journal=new_journal)
+    await cluster_state.start(lambda _: found)
     try:
-        yield coordinator
+        yield cluster_state
     finally:
-        await coordinator.stop()
+        await cluster_state.stop()
 
 
 def known(topic_id: UUID, *leader_epochs: int) -> KnownTopic:
@@ -43,22 +43,22 @@ def known(topic_id: UUID, *leader_epochs: int) -> KnownTopic:
 
 
 async def elected(data: Path, above: int) -> int:
-    async with started(data) as coordinator:
-        return await leader_epoch(coordinator, above)
+    async with started(data) as cluster_state:
+        return await leader_epoch(cluster_state, above)
 
 
-async def leader_epoch(coordinator: EmbeddedClusterState, above: int) -> int:
+async def leader_epoch(cluster_state: EmbeddedClusterState, above: int) -> int:
     topic_id = uuid4()
-    await coordinator.find_leaders([known(topic_id, above)])
-    return coordinator.partition_state(topic_id, 0).leader_epoch
+    await cluster_state.find_leaders([known(topic_id, above)])
+    return cluster_state.partition_state(topic_id, 0).leader_epoch
 
 
 async def test_the_cluster_keeps_its_id(tmp_path: Path) -> None:
     ids = []
     for _ in range(2):
-        async with started(tmp_path) as coordinator:
-            await coordinator.find_leaders([])
-            ids.append(coordinator.cluster_id)
+        async with started(tmp_path) as cluster_state:
+            await cluster_state.find_leaders([])
+            ids.append(cluster_state.cluster_id)
     assert ids[0] == ids[1] != ""
 
 
@@ -74,29 +74,29 @@ async def test_an_epoch_is_above_all_that_the_tables_have_seen(tmp_path: Path) -
 
 async def test_one_broker_leads_and_holds_every_partition_that_is_known(tmp_path: Path) -> None:
     topic_id = uuid4()
-    async with started(tmp_path) as coordinator:
-        await coordinator.find_leaders([known(topic_id, 6, 2)])
-        assert coordinator.partition_state(topic_id, 1) == PartitionState(0, 7, (0,), (0,))
+    async with started(tmp_path) as cluster_state:
+        await cluster_state.find_leaders([known(topic_id, 6, 2)])
+        assert cluster_state.partition_state(topic_id, 1) == PartitionState(0, 7, (0,), (0,))
         for unknown in ((topic_id, 2), (uuid4(), 0)):
-            assert coordinator.partition_state(*unknown) == PartitionState(-1, -1, (), ())
-        assert coordinator.brokers == (0,)
-        assert coordinator.brokers_by_id == {0: BrokerEndpoint(0, None, None)}
+            assert cluster_state.partition_state(*unknown) == PartitionState(-1, -1, (), ())
+        assert cluster_state.brokers == (0,)
+        assert cluster_state.brokers_by_id == {0: BrokerEndpoint(0, None, None)}
 
 
 async def test_a_listener_hears_of_all_partitions_and_of_each_new_one_once(tmp_path: Path) -> None:
     first, second = uuid4(), uuid4()
     told: list[tuple[UUID, int, PartitionState]] = []
-    async with started(tmp_path) as coordinator:
-        await coordinator.find_leaders([known(first, 0, 0)])
-        coordinator.listen(lambda *event: told.append(event))
+    async with started(tmp_path) as cluster_state:
+        await cluster_state.find_leaders([known(first, 0, 0)])
+        cluster_state.listen(lambda *event: told.append(event))
         led = PartitionState(0, 1, (0,), (0,))
         assert told == [(first, 0, led), (first, 1, led)]
-        coordinator.set_partitions(known(second, 0))
-        coordinator.set_partitions(known(first, 0, 0, 0))
-        coordinator.set_partitions(known(first, 0, 0, 0))
+        cluster_state.set_partitions(known(second, 0))
+        cluster_state.set_partitions(known(first, 0, 0, 0))
+        cluster_state.set_partitions(known(first, 0, 0, 0))
         assert told[2:] == [(second, 0, led), (first, 2, led)]
-        coordinator.forget_topic(first)
-        assert coordinator.partition_state(first, 0).leader == -1
+        cluster_state.forget_topic(first)
+        assert cluster_state.partition_state(first, 0).leader == -1
 
 
 async def test_a_data_directory_has_one_coordinator_until_it_stops(tmp_path: Path) -> None:
@@ -112,11 +112,11 @@ async def test_a_data_directory_has_one_coordinator_until_it_stops(tmp_path: Pat
 async def test_a_producer_id_is_issued_once_and_above_those_of_earlier_starts(tmp_path: Path) -> None:
     issued: list[int] = []
     for _ in range(2):
-        async with started(tmp_path) as coordinator:
-            await leader_epoch(coordinator, 0)
-            issued += [await coordinator.new_producer_id() for _ in range(3)]
-            assert all(coordinator.is_issued(one) for one in issued)
-            assert not coordinator.is_issued(issued[-1] + 1)
+        async with started(tmp_path) as cluster_state:
+            await leader_epoch(cluster_state, 0)
+            issued += [await cluster_state.new_producer_id() for _ in range(3)]
+            assert all(cluster_state.is_issued(one) for one in issued)
+            assert not cluster_state.is_issued(issued[-1] + 1)
     assert issued == sorted(set(issued))
 
 
@@ -126,9 +126,9 @@ async def test_a_directory_of_version_1_is_taken_over_and_earlier_releases_refus
     cluster_file = tmp_path / "cluster.json"
     cluster_file.write_bytes(checked_file.encode({"cluster_id": "kept", "format_version": 1}))
     for _ in range(2):
-        async with started(tmp_path) as coordinator:
-            assert coordinator.cluster_id == "kept"
-            await coordinator.find_leaders([])
+        async with started(tmp_path) as cluster_state:
+            assert cluster_state.cluster_id == "kept"
+            await cluster_state.find_leaders([])
         # Releases of version 1 compare this number first, and refuse any other number.
         assert json.loads(cluster_file.read_text())["format_version"] == 2
 
@@ -152,13 +152,13 @@ async def test_a_directory_of_a_cluster_is_not_one_nodes(tmp_path: Path) -> None
 
 async def test_one_node_is_its_own_controller_and_only_replica(tmp_path: Path) -> None:
     topic_id = uuid4()
-    async with started(tmp_path) as coordinator:
-        await coordinator.find_leaders([known(topic_id, 0)])
-        state = coordinator.partition_state(topic_id, 0)
-        assert (coordinator.controller_id, coordinator.has_lease) == (0, True)
-        assert await coordinator.alter_partition(topic_id, 0, state, [0], broker_epochs={}) == state
+    async with started(tmp_path) as cluster_state:
+        await cluster_state.find_leaders([known(topic_id, 0)])
+        state = cluster_state.partition_state(topic_id, 0)
+        assert (cluster_state.controller_id, cluster_state.has_lease) == (0, True)
+        assert await cluster_state.alter_partition(topic_id, 0, state, [0], broker_epochs={}) == state
         with pytest.raises(IneligibleReplicaError):
-            await coordinator.alter_partition(topic_id, 0, state, [0, 1], broker_epochs={1: 1})
+            await cluster_state.alter_partition(topic_id, 0, state, [0, 1], broker_epochs={1: 1})
 
 
 async def test_a_broker_whose_start_was_refused_owns_nothing(tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def files_of(data: Path) -> dict[str, bytes]:
 
 async def begun(data: Path, durable_end: int) -> JournalIdentity:
     """Start with a new journal that is durable up to ``durable_end``, and return the journal's identity."""
-    async with started(data) as coordinator:
-        await coordinator.find_leaders([])
-        coordinator.journal_record.record(durable_end)
-        return coordinator.journal_record.identity
+    async with started(data) as cluster_state:
+        await cluster_state.find_leaders([])
+        cluster_state.journal_record.record(durable_end)
+        return cluster_state.journal_record.identity
 
 
 @pytest.mark.parametrize(
@@ -208,15 +208,15 @@ async def test_a_journal_that_is_not_the_one_that_stood_here_is_refused_and_noth
     other = identity if is_same else None if is_same is None or is_empty else JournalIdentity(uuid4(), 1)
     found = FoundJournal(tmp_path / "journal", end, other, is_empty)
     before = files_of(tmp_path)
-    with pytest.raises(DataDirectoryError, match=rf"not the one that stood here: {message}.*--new-journal"):
+    with pytest.raises(DataDirectoryError, match=rf"not the one that was here before: {message}.*--new-journal"):
         async with started(tmp_path, found):
             pass
     assert files_of(tmp_path) == before
-    async with started(tmp_path, FoundJournal(tmp_path, 700, identity, is_empty=False)) as coordinator:
-        await coordinator.find_leaders([])
-    async with started(tmp_path, found, new_journal=True) as coordinator:
-        await coordinator.find_leaders([])
-        new = coordinator.journal_record.identity
+    async with started(tmp_path, FoundJournal(tmp_path, 700, identity, is_empty=False)) as cluster_state:
+        await cluster_state.find_leaders([])
+    async with started(tmp_path, found, new_journal=True) as cluster_state:
+        await cluster_state.find_leaders([])
+        new = cluster_state.journal_record.identity
         assert new.directory_id != identity.directory_id
     # After a crash before the first file, the choice still holds.
     async with started(tmp_path, found):
@@ -234,8 +234,8 @@ async def test_the_epoch_is_above_that_of_the_start_that_began_the_journal(tmp_p
     """Keep an older image of the file beside the journal."""
     identity = await begun(tmp_path, 700)
     newer = FoundJournal(tmp_path, 800, identity._replace(incarnation=41), is_empty=False)
-    async with started(tmp_path, newer) as coordinator:
-        assert await leader_epoch(coordinator, 0) == 42
+    async with started(tmp_path, newer) as cluster_state:
+        assert await leader_epoch(cluster_state, 0) == 42
 
 
 async def test_a_directory_of_an_earlier_release_is_taken_with_any_journal(tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ async def test_a_directory_of_an_earlier_release_is_taken_with_any_journal(tmp_p
     home = tmp_path / "brokers" / "0"
     home.mkdir(parents=True)
     (home / "broker.json").write_bytes(checked_file.encode({"leader_epoch": 7}))
-    async with started(tmp_path, FoundJournal(tmp_path, 800, None, is_empty=False)) as coordinator:
-        assert await leader_epoch(coordinator, 0) == 8
+    async with started(tmp_path, FoundJournal(tmp_path, 800, None, is_empty=False)) as cluster_state:
+        assert await leader_epoch(cluster_state, 0) == 8
 
 
 async def test_a_start_that_is_refused_leaves_the_format_of_an_earlier_release(tmp_path: Path) -> None:

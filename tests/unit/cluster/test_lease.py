@@ -21,7 +21,7 @@ def test_it_begins_with_the_session_and_not_with_the_node():
     assert not lease.is_held
 
 
-def test_a_renewal_proves_what_was_told_at_the_one_before():
+def test_a_renewal_proves_what_was_reported_at_the_one_before():
     lease, clock = lease_at(0.0)
     lease.begin(0.0, TIMEOUT_S)
     lease.renewed(6.0, TIMEOUT_S)

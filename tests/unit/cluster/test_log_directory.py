@@ -75,7 +75,7 @@ def test_the_position_is_kept_and_the_journal_is_compared_with_it(tmp_path: Path
     check = journal_check(tmp_path)
     check(found_journal(700, identity))
     for end, other in ((699, identity), (0, None), (700, JournalIdentity(uuid4(), 1))):
-        with pytest.raises(JournalDiffersError, match="not the one that stood here"):
+        with pytest.raises(JournalDiffersError, match="not the one that was here before"):
             check(found_journal(end, other))
 
 

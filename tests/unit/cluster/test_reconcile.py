@@ -265,7 +265,7 @@ policies = st.builds(
 
 
 @given(any_view(), policies)
-def test_what_was_decided_needs_nothing_more(view, policy):
+def test_a_reconciled_view_needs_no_more_writes(view, policy):
     once = apply(view, reconcile(view, {}, policy).writes)
     assert reconcile(once, {}, policy).writes == ()
 
@@ -278,7 +278,7 @@ def test_c1_the_epoch_rises_with_the_leader(view, policy):
 
 
 @given(any_view(), policies)
-def test_nobody_joins_an_isr_but_by_an_unclean_election(view, policy):
+def test_only_an_unclean_election_adds_to_an_isr(view, policy):
     for number, (before, after) in enumerate(
         zip(view.topics["t"].document.partitions, decided(view, policy), strict=True)
     ):

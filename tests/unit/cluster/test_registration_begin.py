@@ -110,7 +110,7 @@ def test_the_log_directory_is_only_to_be_removed_where_other_brokers_may_have_th
     data = tmp_path / "data"
     if is_migration:
         run(start_one_node(data))
-    coordinator = ZooKeeperClusterState(
+    cluster_state = ZooKeeperClusterState(
         "127.0.0.1:1", data, data / "brokers" / "0", 0, FileSystem(), url="", peer="", clock=SystemClock()
     )
 
@@ -118,6 +118,6 @@ def test_the_log_directory_is_only_to_be_removed_where_other_brokers_may_have_th
         raise JournalCorruptionError(data / "brokers/0/journal/0/0.log", 7, "a bad frame")
 
     with pytest.raises(JournalCorruptionError) as refused:
-        run(coordinator.start(read))
+        run(cluster_state.start(read))
     assert ("Remove the log directory" in refused.value.message) is not is_migration
     assert ("logstore journal repair" in refused.value.message) is is_migration

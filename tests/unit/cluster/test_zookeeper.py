@@ -38,7 +38,7 @@ def test_a_bad_chroot_is_named(connect):
         Servers.parse(connect)
 
 
-def test_what_a_zookeeper_here_lacks_is_one_error(tmp_path: Path, monkeypatch):
+def test_a_zookeeper_that_cannot_run_here_is_one_error(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ZooKeeperServerError, match="needs Java 17"):
         ZooKeeperEnsemble(tmp_path / "z").start()

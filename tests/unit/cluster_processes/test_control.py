@@ -63,7 +63,7 @@ async def test_zookeeper_is_asked_for(directory: Directory) -> None:
             await asyncio.to_thread(ask_to_start_zookeeper, directory)
 
 
-async def test_nobody_answers(directory: Directory, tmp_path: Path) -> None:
+async def test_no_cluster_runs_here(directory: Directory, tmp_path: Path) -> None:
     for unknown in (directory, Directory(tmp_path / "nowhere")):
         with pytest.raises(ClusterProcessesError, match=r"No cluster runs on .*: start it with logstore cluster start"):
             await asyncio.to_thread(ask_to_start, unknown, 1)

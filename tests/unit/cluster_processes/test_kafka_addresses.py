@@ -25,7 +25,7 @@ def test_brokers_have_ports_one_after_the_other():
     assert wanted_kafka_addresses(Settings(kafka_listeners=""), [1]) == {}
 
 
-def test_a_broker_is_told_its_address():
+def test_a_broker_learns_its_address():
     assert KafkaAddress("::1", 0).environment(7) == {LISTENERS: "[::1]:7"}
     assert KafkaAddress("h", 7, "out.example:29092").environment(7) == {
         LISTENERS: "h:7",

@@ -75,7 +75,7 @@ def test_a_data_directory_that_cannot_be_read_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_as_many_topics_are_compacted_at_once_as_there_are_threads(tmp_path, threads):
+def test_each_thread_compacts_a_topic(tmp_path, threads):
     for name in ("a", "b", "c", "d"):
         old_topic(tmp_path, name, cleanup_policy="compact")
     at_work, most = [], []
@@ -129,7 +129,7 @@ def test_the_first_look_is_a_while_after_the_start_and_not_an_interval_later(tmp
     thread.join(30)
 
 
-def test_it_goes_on_until_it_is_stopped(tmp_path):
+def test_it_continues_until_it_is_stopped(tmp_path):
     found = Jobs(tmp_path, {"retention.ms": "1000"})
     (tmp_path / "topics").mkdir()
     threads = [threading.Thread(target=work, daemon=True) for work in (found.jobs.keep_up, found.jobs.clean)]

@@ -27,7 +27,7 @@ async def fetch(broker, topic, offset):
     return await broker.fetch.partition(INTERNAL, topic, 0, offset, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
 
 
-def test_all_of_history_may_go_and_the_log_goes_on(tmp_path):
+def test_all_of_history_may_go_and_the_log_continues(tmp_path):
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await broker.topics.changes.create(

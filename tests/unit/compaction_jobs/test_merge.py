@@ -157,7 +157,7 @@ def test_a_second_run_of_the_job_leaves_the_topic_to_the_first(tmp_path):
     assert [(other.busy, other.partitions) for other in others] == [(True, ())]
 
 
-def test_of_two_merges_at_once_one_wins(tmp_path, monkeypatch):
+def test_one_of_two_concurrent_merges_wins(tmp_path, monkeypatch):
     """Merge as the store and the job do at once: the store takes no lock."""
     monkeypatch.setattr(TableFiles, "try_lock", lambda *_: nullcontext(True))
     topic = rolled(tmp_path, 12)

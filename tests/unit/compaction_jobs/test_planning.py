@@ -223,7 +223,7 @@ def test_files_that_stay_are_in_no_group_and_groups_fit_between_them(history, se
 
 
 @given(histories(), st.integers(1, 60), st.data())
-def test_what_leaves_nothing_goes_with_a_neighbour(history, segment_bytes, data):
+def test_files_without_a_remainder_are_rewritten_with_a_neighbour(history, segment_bytes, data):
     plan = whole(history[1])
     left = {f: data.draw(st.sampled_from([0, f.size])) for f in plan.files}
     groups = rewrite_groups(plan, [True] * len(left), list(left.values()), segment_bytes)

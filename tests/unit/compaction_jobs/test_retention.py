@@ -219,7 +219,7 @@ def test_a_plan_overtaken_for_ever_is_an_error(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.parametrize("point", ["delta.opened", "delta.checked", "delta.committed", "delta.synced"])
-def test_killed_at_any_point_the_next_run_goes_on(tmp_path, point):
+def test_killed_at_any_point_the_next_run_continues(tmp_path, point):
     topic = KeyedTopic.create(tmp_path / "data", "events", retention_ms=1)
     topic.roll({0: aged(5)})
     topic.roll({0: aged(-1_000_000)})

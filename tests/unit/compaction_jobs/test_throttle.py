@@ -28,7 +28,7 @@ def test_bytes_wait_until_they_fit_into_the_rate():
         Throttle(0)
 
 
-def test_what_a_job_reads_and_writes_goes_through_it(tmp_path):
+def test_all_bytes_of_a_job_go_through_the_throttle(tmp_path):
     moved = []
 
     class Counting(Throttle):

@@ -133,7 +133,7 @@ def test_vacuum_says_which_files_wait_and_until_when():
     assert [w.reason for w in vacuum_waits({}, UnnamedFiles({}, {}, {}), 0, 0, full=False)] == ["empty"]
 
 
-def test_a_time_without_a_date_is_told_in_milliseconds():
+def test_a_time_without_a_date_is_shown_in_milliseconds():
     config = TopicConfig.parse({"retention.ms": str(2**62)})
     waits = retention_waits(0, PartitionState(10, 0, 0, 0, 0), (segment_file(0, 1, 0, 0),), config, NOW)
     assert waits.due_ms is None

@@ -161,7 +161,7 @@ def lead(broker: Broker, leader: int) -> int:
     return epoch
 
 
-def test_what_was_answered_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_acknowledged_changes_exist_after_a_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
             assert await add(shard, "a", "b") == [1, 1]
@@ -215,7 +215,7 @@ def test_events_of_one_moment_are_one_append_and_those_of_an_event_are_never_par
     run(scenario())
 
 
-def test_of_records_with_one_key_in_an_append_the_last_is_written(tmp_path: Path) -> None:
+def test_the_last_record_of_a_key_in_an_append_is_written(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
             # All of these would fill several appends if each were written.
@@ -304,7 +304,7 @@ def test_a_load_waits_for_an_append_that_has_no_offsets_yet(tmp_path: Path, monk
     run(scenario())
 
 
-def test_of_an_append_whose_outcome_is_unknown_the_log_decides(tmp_path: Path) -> None:
+def test_the_log_decides_on_an_append_with_an_unknown_outcome(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
             await add(shard, "a")
@@ -325,7 +325,7 @@ def test_of_an_append_whose_outcome_is_unknown_the_log_decides(tmp_path: Path) -
     run(scenario())
 
 
-def test_a_shard_whose_append_fails_loads_again_and_goes_on(tmp_path: Path) -> None:
+def test_a_shard_whose_append_fails_loads_again_and_continues(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = FaultyFileSystem()
         async with running(tmp_path, filesystem=disk) as (broker, shard):

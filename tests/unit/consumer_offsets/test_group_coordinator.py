@@ -348,7 +348,7 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path) -> None:
+def test_members_that_a_failed_disk_removes_are_not_reported(tmp_path: Path) -> None:
     """Wait for the disk: otherwise a group's described generation would fall."""
 
     async def scenario() -> None:

@@ -57,7 +57,7 @@ def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_
     run(scenario())
 
 
-def test_a_coordinator_that_is_cut_off_tells_no_old_offsets(tmp_path: Path) -> None:
+def test_a_coordinator_that_is_cut_off_returns_no_old_offsets(tmp_path: Path) -> None:
     async def scenario() -> None:
         catalog = TopicCatalog(TableRoot(tmp_path, FileSystem()))
         catalog.create(OFFSETS_TOPIC, num_partitions=1, config_overrides=OFFSETS_TOPIC_CONFIGS)

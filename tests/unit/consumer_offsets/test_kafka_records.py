@@ -52,7 +52,7 @@ def test_a_consumer_group_is_its_epoch():
     assert kafka_record(*Tombstone("g").encoded()) == (struct.pack(">h", 2) + text("g"), None)
 
 
-def test_what_has_no_form_of_kafkas_is_left_out():
+def test_records_without_a_form_of_kafkas_are_left_out():
     assert kafka_record(msgspec.json.encode(InstanceKey("g", "i")), b"{}") is None
     assert kafka_record(b"no json", b"{}") is None
     assert kafka_record(None, None) is None

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name() -> None:
     assert "x is damaged" in refused.reason
 
 
-def test_times_come_from_the_file_where_statistics_do_not_tell_them() -> None:
+def test_times_come_from_the_file_where_statistics_lack_them() -> None:
     """Read the times, because retention would take records of an unknown time for old ones."""
     runs = replace(runs_of({0, 1, 7}), min_timestamp_ms=100, max_timestamp_ms=300)
     add = ForeignAdd("a", 100, 0, -1, None, (-1, -1))

@@ -38,7 +38,7 @@ def grow(table: TopicTable, commits: int) -> int:
 
 
 @pytest.mark.usefixtures("every_ten")
-def test_a_checkpoint_every_so_many_versions(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_every_few_versions(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     grow(table, 9)
     table.maintain()
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_lacks_transactions_is_removed_and_nothing_cleaned(
 
 
 @pytest.mark.usefixtures("every_ten")
-def test_a_failing_checkpoint_is_told_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_checkpoint_is_reported_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = create_topic(tmp_path)
     grow(table, 10)
 

@@ -107,7 +107,7 @@ def test_a_table_that_is_not_a_topic(tmp_path: Path) -> None:
         read_snapshot(LogReplay(open_table(str(tmp_path / "t"))).state(), "t")
 
 
-def test_a_shallow_clone_is_told_from_a_damaged_table(tmp_path: Path) -> None:
+def test_a_shallow_clone_is_distinguished_from_a_damaged_table(tmp_path: Path) -> None:
     """Write the log as CLONE does: it has the topic's properties and files, but none of its transactions."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
@@ -176,7 +176,7 @@ def test_a_foreign_file_of_a_partition_that_is_not_there_is_named(tmp_path: Path
     assert len(snapshot.foreign_removals()) == 1
 
 
-def test_a_lost_file_is_told_from_a_rewritten_one(tmp_path: Path) -> None:
+def test_a_lost_file_is_distinguished_from_a_rewritten_one(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
     first = roll(table, 0, 0, 10).segments[0]
     lost = roll(table, 1, 0, 10).segments[0]

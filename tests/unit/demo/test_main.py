@@ -35,6 +35,6 @@ def test_a_store_of_the_demos_own_is_started_again_with_the_default_port(tmp_pat
     assert "kcat -b 127.0.0.1:9092 " in text
 
 
-def test_what_it_says_next_needs_no_more_than_it_has_installed(tmp_path: Path):
+def test_the_printed_next_steps_need_only_the_demos_packages(tmp_path: Path):
     imported = set(re.findall(r"import (\w+)", said(tmp_path, None)))
     assert imported <= distributions("demo")

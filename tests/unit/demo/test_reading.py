@@ -11,7 +11,7 @@ def test_each_value_once_in_any_order():
     assert times_stored(EXPECTED, pa.chunked_array([[b"c"], [b"b", b"a"]])) == (0, 0, 0)
 
 
-def test_what_is_missing_doubled_and_unknown_is_counted():
+def test_missing_doubled_and_unknown_records_are_counted():
     found = pa.chunked_array([[b"a", b"a"], [b"a", b"x", b"c"]])
     assert times_stored(EXPECTED, found) == (1, 1, 1)
 

@@ -39,7 +39,7 @@ def journal_directory(tmp_path):
     return tmp_path
 
 
-def test_dump_tells_every_frame_and_changes_nothing(journal_directory):
+def test_dump_prints_every_frame_and_changes_nothing(journal_directory):
     before = {path.name: path.read_bytes() for path in journal_directory.iterdir()}
     rows = list(dump(journal_directory))
     assert [row.type for row in rows] == ["SNAPSHOT", "DATA", "DATA", "DATA"] * 3

@@ -19,7 +19,7 @@ def chain(*files: Candidate, start: int = 0, end: int) -> tuple[list[Candidate],
     return list(found.files), list(found.gaps)
 
 
-def test_what_a_job_replaced_gives_way():
+def test_replaced_files_give_way():
     rolls = [file(0, 10), file(10, 20), file(20, 30)]
     compacted = file(0, 20, 3)
     assert chain(*rolls, compacted, end=30) == ([compacted, rolls[2]], [])
@@ -49,7 +49,7 @@ def test_a_compaction_that_removed_nothing_goes_before_the_roll():
     )
 
 
-def test_missing_offsets_are_told_and_never_more_than_need_be():
+def test_missing_offsets_are_reported_and_never_more_than_need_be():
     first, last = file(0, 10), file(20, 30)
     assert chain(first, last, end=40) == ([first, last], [(10, 20), (30, 40)])
     assert chain(end=5) == ([], [(0, 5)])

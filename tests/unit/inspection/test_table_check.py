@@ -204,7 +204,7 @@ def test_rows_of_another_writer_in_a_partition_that_there_is_not(table):
 
 
 @pytest.mark.parametrize("statement", ["compact", "z_order"])
-def test_an_optimize_is_told_and_is_no_damage(table, statement):
+def test_an_optimize_is_reported_and_is_no_damage(table, statement):
     optimize = DeltaTable(path(table)).optimize
     (optimize.compact() if statement == "compact" else optimize.z_order(["value"]))
     for quick in (False, True):
@@ -220,7 +220,7 @@ def test_a_table_with_a_feature_that_the_store_refuses(table):
     assert "commits of a catalog" in report.problems[0].text
 
 
-def test_deletion_vectors_are_told_and_are_no_damage(table):
+def test_deletion_vectors_are_reported_and_are_no_damage(table):
     vectors.delete(Path(path(table)), [3, 14])
     report = verify(table)
     assert report.problems == []

@@ -118,7 +118,7 @@ def test_without_a_word_the_log_start_is_the_first_file_and_that_is_said(root, t
     assert TopicTable.open(root.open("events")).snapshot().partitions[1].log_start == 0
 
 
-def test_a_file_cut_at_the_log_start_tells_it(root, table):
+def test_a_file_that_was_cut_at_the_log_start_shows_it(root, table):
     (file,) = table.snapshot().segments(1)
     rest = job_file(table, 1, 5, 10, range(5, 10), "retention-boundary")
     rewrite_files(table, 1, [file.path], [rest], data_change=False, operation="retention-boundary")
@@ -240,7 +240,7 @@ def test_the_id_is_asked_for_where_the_journal_has_records_of_an_unknown_topic(r
     assert plan_rebuild(files, {}, Known(topic_id=topic_id), {topic_id: ""}).topic_id == topic_id
 
 
-def test_what_contradicts_the_log_is_refused(root, table):
+def test_a_contradiction_to_the_log_is_refused(root, table):
     damage_entry(table, 1)
     files = root.open("events")
     for known, reason in (

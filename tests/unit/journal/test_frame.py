@@ -115,7 +115,7 @@ def test_a_frame_that_is_not_honoured_is_refused_by_name_not_cut(at, value, mess
 
 
 @pytest.mark.parametrize("kind", [FrameType.DATA, FrameType.KAFKA_BATCH])
-def test_who_looks_at_a_journal_may_see_a_frame_that_a_start_refuses(kind):
+def test_inspection_of_a_journal_may_see_a_frame_that_a_start_refuses(kind):
     header = data_frame(0).header._replace(type=kind, flags=FrameFlags.TRANSACTIONAL)
     encoded = encode_frame_header(Frame(header, b""), position=0, durable_end=0, file_id=1)
     with pytest.raises(DataDirectoryError, match=r"has the flag TRANSACTIONAL \(4\)"):

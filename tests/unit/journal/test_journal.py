@@ -84,16 +84,16 @@ def test_appends_made_together_share_one_fdatasync_and_keep_their_order(tmp_path
     assert offsets(recovered_frames(tmp_path)) == list(range(100))
 
 
-def test_the_end_of_a_group_is_told_when_all_of_it_was(tmp_path):
+def test_the_end_of_a_group_is_reported_after_all_its_callbacks(tmp_path):
     async def scenario():
         async with running(tmp_path) as (journal, _):
-            assert journal.group_told() is None, "nothing is on its way"
+            assert journal.group_reported() is None, "nothing is on its way"
             appends = [journal.append([data_frame(i)]) for i in range(3)]
-            told = journal.group_told()
-            assert told is journal.group_told()
-            await told
+            reported = journal.group_reported()
+            assert reported is journal.group_reported()
+            await reported
             assert all(append.done() for append in appends)
-            assert journal.group_told() is None
+            assert journal.group_reported() is None
 
     asyncio.run(scenario())
 
@@ -106,7 +106,7 @@ def test_the_end_of_a_group_that_failed_is_reported(tmp_path):
     async def scenario():
         async with running(tmp_path, Broken()) as (journal, _):
             append = journal.append([data_frame(0)])
-            await journal.group_told()
+            await journal.group_reported()
             assert isinstance(append.exception(), StorageError)
 
     asyncio.run(scenario())
@@ -377,7 +377,7 @@ def test_a_frame_damaged_after_it_was_written_is_not_served(tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_journal_goes_on_where_it_ended(tmp_path):
+def test_a_journal_continues_where_it_ended(tmp_path):
     async def scenario():
         ends = []
         for i in range(4):

@@ -19,7 +19,7 @@ def test_frames_are_found_whole_in_one_buffer_or_over_several() -> None:
     assert found(recent, 14, 6) == b"efghij"
 
 
-def test_what_is_not_here_is_not_guessed() -> None:
+def test_missing_parts_are_not_guessed() -> None:
     recent = RecentFrames(100)
     assert found(recent, 0, 4) is None
     recent.add(10, [b"abcd"])

@@ -126,7 +126,7 @@ def test_another_library_reads_what_is_written(rows, base_offset, compression, i
 
 
 @given(_ROWS, _COMPRESSIONS)
-def test_what_another_library_writes_is_read(rows, compression):
+def test_batches_of_another_library_are_read(rows, compression):
     builder = DefaultRecordBatchBuilder(2, int(compression), 0, -1, -1, -1, 64 * _MIB)
     for number, row in enumerate(rows):
         builder.append(number, row.timestamp, row.key, row.value, list(row.headers or ()))
@@ -263,7 +263,7 @@ def test_null_keys_of_headers_that_another_writer_stored_become_empty(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_columns_have_no_more_memory_than_was_told(codec):
+def test_columns_have_no_more_memory_than_the_check_reported(codec):
     random = Random(5)
     for headers in (b"", sized(b"a") + sized(b"bc")):
         fields = {"header_count": varint(bool(headers)), "headers": headers, "value": sized(random.randbytes(50))}

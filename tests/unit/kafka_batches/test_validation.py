@@ -162,7 +162,7 @@ def test_longer_forms_of_a_number_are_taken_as_kafka_takes_them(codec):
     assert found.max_timestamp == 1003
 
 
-def test_as_many_headers_as_a_record_may_have(codec):
+def test_a_record_may_have_the_most_headers(codec):
     header = sized("é".encode()) + sized(b"")
     fields = {"header_count": varint(HEADERS_PER_RECORD_MAX), "headers": header * HEADERS_PER_RECORD_MAX}
     (found,) = validate(raw_batch(raw_records(1, **fields), 1), inflated_bytes_max=_MIB, codec=codec)
@@ -225,7 +225,7 @@ def test_inflated_records_have_a_limit_together(codec, compression: Compression)
 
 
 @pytest.mark.parametrize("compression", list(Compression)[1:])
-def test_what_is_no_compressed_data_is_refused(codec, compression: Compression):
+def test_data_that_is_not_compressed_is_refused(codec, compression: Compression):
     whole = bytes(deflate(compression, pa.py_buffer(raw_records(50, value=sized(bytes(range(200)) * 500)))))
     for stored in (b"", b"x", b"garbage" * 20, whole[:-1], whole[: len(whole) // 2], whole[:10], whole + b"!"):
         refused(raw_batch(stored, 50, compression=compression), codec)

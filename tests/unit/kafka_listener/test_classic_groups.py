@@ -191,7 +191,7 @@ def test_a_static_member_comes_back_without_a_rebalance_and_fences_its_former_se
     run(scenario())
 
 
-def test_what_a_member_may_not_say(tmp_path: Path) -> None:
+def test_bad_requests_of_members_are_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, **OPTIONS) as handlers:
             assert (await join(handlers, group_id="")).error_code == InvalidGroupError.kafka_code
@@ -252,7 +252,7 @@ def test_ids_that_nobody_joins_with_are_bounded(tmp_path: Path, monkeypatch: pyt
     run(scenario())
 
 
-def test_what_the_members_of_all_groups_bring_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_members_of_all_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups_machine, "ALL_GROUPS_BYTES_MAX", 300_000)
     again = CoordinatorNotAvailableError.kafka_code
     large = [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(200_000))]
@@ -277,7 +277,7 @@ def test_what_the_members_of_all_groups_bring_is_bounded(tmp_path: Path, monkeyp
     run(scenario())
 
 
-def test_members_of_full_groups_go_on_and_bring_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_of_full_groups_continue_and_bring_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = CoordinatorNotAvailableError.kafka_code
 
     def protocols(length: int) -> list[JoinGroupRequest.JoinGroupRequestProtocol]:

@@ -52,7 +52,7 @@ def fetch(topic_id: bytes, offset: int, *, max_wait_ms: int, max_bytes: int = MI
     return FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, session_epoch=-1, topics=[wanted])
 
 
-def test_every_api_that_is_told_of_has_a_handler():
+def test_every_announced_api_has_a_handler():
     assert HANDLERS.keys() == APIS.keys()
 
 
@@ -225,7 +225,7 @@ def test_bad_input_ends_its_connection_with_one_line_that_says_why(tmp_path: Pat
 @pytest.mark.parametrize(
     "sent", [b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", b"POST /topics/t HTTP/1.1\r\n\r\n" + b"x" * 30_000]
 )
-def test_http_is_told_where_it_is_and_its_connection_ends(tmp_path: Path, sent: bytes):
+def test_http_gets_a_hint_and_its_connection_ends(tmp_path: Path, sent: bytes):
     async def ask() -> None:
         with captured_logs() as logs:
             async with kafka_server(tmp_path, limits=LIMITS) as server:
@@ -241,7 +241,7 @@ def test_http_is_told_where_it_is_and_its_connection_ends(tmp_path: Path, sent: 
     run(ask())
 
 
-def test_http_behind_a_frame_is_told_nothing(tmp_path: Path):
+def test_http_after_a_frame_gets_no_response(tmp_path: Path):
     """Send HTTP after a frame: the sender is a Kafka client, so it gets no answer in HTTP."""
 
     async def ask() -> None:
@@ -353,7 +353,7 @@ def test_a_client_that_pipelines_without_reading_holds_one_answer_and_is_cut(tmp
                 await eventually_async(lambda: server.listener.connection_count == 1, seconds=15)
                 assert answers.reserved == 0
         (reason,) = [one["reason"] for one in logs if one["event"] == "kafka.connection_ended"]
-        assert "does not take its answer" in reason
+        assert "does not read its response" in reason
 
     run(ask())
 

@@ -86,7 +86,7 @@ def test_members_join_share_and_leave(tmp_path: Path, version: int) -> None:
     run(scenario())
 
 
-def test_what_a_member_may_not_say(tmp_path: Path) -> None:
+def test_bad_requests_of_members_are_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied({"secret"}))) as handlers:
             await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=1)

@@ -90,7 +90,7 @@ def test_each_version_gives_records_and_the_ends_of_the_partition(tmp_path: Path
     run(scenario())
 
 
-def test_what_cannot_be_read_has_its_error_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_an_unreadable_part_has_its_error_and_the_rest_is_read(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             topic = await topic_of(handlers)
@@ -126,7 +126,7 @@ def test_what_cannot_be_read_has_its_error_and_the_rest_is_read(tmp_path: Path) 
     run(scenario())
 
 
-def test_who_may_not_read_is_told_so(tmp_path: Path) -> None:
+def test_a_client_that_may_not_read_gets_an_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, authorizer=Authorizer(Denied({"t"}))) as handlers:
             topic = await topic_of(handlers)
@@ -194,7 +194,7 @@ def test_bytes_are_held_until_the_answer_has_gone_out(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_session_tells_only_news(tmp_path: Path) -> None:
+def test_a_session_sends_only_what_is_new(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             topic = await topic_of(handlers, partitions=3)
@@ -259,7 +259,7 @@ def test_a_leader_that_resigns_ends_the_wait(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_reader_with_another_history_is_told_where_it_diverges(tmp_path: Path) -> None:
+def test_a_reader_with_another_history_learns_where_it_diverges(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             await topic_of(handlers)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from logstore.errors import FetchSessionNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
-from logstore.kafka_listener.fetch_sessions import EVICTION_S, Answer, Fetching, FetchSessions, Key, next_epoch
+from logstore.kafka_listener.fetch_sessions import (
+    EVICTION_S,
+    Fetching,
+    FetchSessions,
+    Key,
+    PartitionResponse,
+    next_epoch,
+)
 from logstore.kafka_protocol.messages import FetchRequest, FetchResponse
 from tests.support.manual_clock import ManualClock
 
@@ -45,15 +52,15 @@ def request(
     )
 
 
-def told(response: FetchResponse) -> list[Key]:
+def sent(response: FetchResponse) -> list[Key]:
     return [
         (topic.topic or topic.topic_id, one.partition_index) for topic in response.responses for one in topic.partitions
     ]
 
 
-def answers(fetching: Fetching, **fields: Any) -> list[tuple[Key, Answer]]:
+def responses(fetching: Fetching, **fields: Any) -> list[tuple[Key, PartitionResponse]]:
     """Return the same answer for each partition."""
-    return [(key, Answer(partition_index=key[1], **fields)) for key, _ in fetching.partitions]
+    return [(key, PartitionResponse(partition_index=key[1], **fields)) for key, _ in fetching.partitions]
 
 
 @dataclass
@@ -63,7 +70,7 @@ class ModelSession:
     used: float
     epoch: int = 1
     #: The last (high watermark, log start) of each partition that the client received; by key, in the order of reads.
-    told: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    sent: dict[Key, tuple[int, int]] = field(default_factory=dict)
     offsets: dict[Key, int] = field(default_factory=dict)
 
 
@@ -155,19 +162,19 @@ class Sessions(RuleBasedStateMachine):
             return multiple()
         fetching = self.sessions.begin(asked, by_id=by_id)
         for key in wanted:
-            session.told.setdefault(key, (-1, -1))
+            session.sent.setdefault(key, (-1, -1))
             session.offsets[key] = offset
         for key in dropped:
-            session.told.pop(key, None)
-        if not session.told:
+            session.sent.pop(key, None)
+        if not session.sent:
             del self.model[session_id]
             return Begun(fetching, wanted, 0, 0, by_id, False, offset)
         session.used = self.clock.monotonic()
         session.epoch += 1
         found = list(fetching.partitions)
-        assert [key for key, _ in found] == list(session.told)
-        assert [one.fetch_offset for _, one in found] == [session.offsets[key] for key in session.told]
-        return Begun(fetching, list(session.told), session_id, session.epoch, by_id, False, offset)
+        assert [key for key, _ in found] == list(session.sent)
+        assert [one.fetch_offset for _, one in found] == [session.offsets[key] for key in session.sent]
+        return Begun(fetching, list(session.sent), session_id, session.epoch, by_id, False, offset)
 
     @rule(chosen=some_keys, by_id=st.booleans(), data=st.data())
     def opened(self, chosen: list[tuple[int, int]], by_id: bool, data: st.DataObject) -> None:
@@ -184,7 +191,7 @@ class Sessions(RuleBasedStateMachine):
         given = [
             (
                 key,
-                Answer(
+                PartitionResponse(
                     partition_index=key[1],
                     error_code=error,
                     high_watermark=-1 if error else data.draw(st.integers(0, 2)),
@@ -196,44 +203,48 @@ class Sessions(RuleBasedStateMachine):
             for error in (data.draw(st.sampled_from([0, 0, 0, 6])),)
         ]
         before = dict(self.model)
-        response = one.fetching.answer(given)
+        response = one.fetching.response(given)
         if one.session_id:
             self._check_incremental(one, given, response, before)
             return
         assert response.error_code == 0
-        assert told(response) == one.keys
+        assert sent(response) == one.keys
         if not one.wants_session:
             assert response.session_id == 0
             return
         self._check_new(one, given, response.session_id)
 
     def _check_incremental(
-        self, one: Begun, given: list[tuple[Key, Answer]], response: FetchResponse, before: dict[int, ModelSession]
+        self,
+        one: Begun,
+        given: list[tuple[Key, PartitionResponse]],
+        response: FetchResponse,
+        before: dict[int, ModelSession],
     ) -> None:
         session = before.get(one.session_id)
         if session is None or session.epoch != one.epoch:
             # The session has moved on or is gone: the answer says so, or no client waits for it.
             assert response.error_code in (0, 71)
             if session is not None:
-                assert (response.error_code, told(response)) == (71, [])
+                assert (response.error_code, sent(response)) == (71, [])
             return
         expected = []
         for key, answer in given:
             now = (answer.high_watermark, answer.log_start_offset)
-            if answer.error_code or answer.records or session.told[key] != now:
+            if answer.error_code or answer.records or session.sent[key] != now:
                 expected.append(key)
-            session.told[key] = (-1, -1) if answer.error_code else now
+            session.sent[key] = (-1, -1) if answer.error_code else now
         for key, answer in given:
             if answer.records:
-                session.told[key] = session.told.pop(key)
-        assert (response.error_code, response.session_id, told(response)) == (0, one.session_id, expected)
+                session.sent[key] = session.sent.pop(key)
+        assert (response.error_code, response.session_id, sent(response)) == (0, one.session_id, expected)
 
-    def _check_new(self, one: Begun, given: list[tuple[Key, Answer]], session_id: int) -> None:
+    def _check_new(self, one: Begun, given: list[tuple[Key, PartitionResponse]], session_id: int) -> None:
         now = self.clock.monotonic()
         if len(self.model) == SESSIONS_MAX:
             stale = [key for key, session in self.model.items() if now - session.used > EVICTION_S]
             old = [
-                (len(session.told), key) for key, session in self.model.items() if now - session.created > EVICTION_S
+                (len(session.sent), key) for key, session in self.model.items() if now - session.created > EVICTION_S
             ]
             evictable = {key for size, key in old if size == min(old)[0] and size < len(one.keys)}
             if stale:
@@ -250,7 +261,7 @@ class Sessions(RuleBasedStateMachine):
             one.by_id,
             now,
             now,
-            told={
+            sent={
                 key: (-1, -1) if answer.error_code else (answer.high_watermark, answer.log_start_offset)
                 for key, answer in given
             },
@@ -260,7 +271,7 @@ class Sessions(RuleBasedStateMachine):
     @invariant()
     def the_cache_is_the_models(self) -> None:
         assert set(self.sessions._sessions) == set(self.model)
-        assert self.sessions.num_partitions == sum(len(session.told) for session in self.model.values())
+        assert self.sessions.num_partitions == sum(len(session.sent) for session in self.model.values())
         assert len(self.sessions) <= SESSIONS_MAX
 
 
@@ -272,37 +283,37 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
     clock = ManualClock()
     sessions = FetchSessions(clock, partitions_max=10)
     first = sessions.begin(request([("t", n) for n in range(6)]), by_id=False)
-    first_id = first.answer(answers(first)).session_id
+    first_id = first.response(responses(first)).session_id
     assert first_id
     second = sessions.begin(request([("u", n) for n in range(5)]), by_id=False)
-    assert second.answer(answers(second)).session_id == 0
+    assert second.response(responses(second)).session_id == 0
     with pytest.raises(FetchSessionNotFoundError):
         sessions.begin(request([("v", n) for n in range(5)], session_id=first_id, epoch=1), by_id=False)
     assert (len(sessions), sessions.num_partitions) == (0, 0)
     third = sessions.begin(request([("u", n) for n in range(11)]), by_id=False)
-    assert third.answer(answers(third)).session_id == 0
+    assert third.response(responses(third)).session_id == 0
     for name in ("v", "w"):
         smaller = sessions.begin(request([(name, n) for n in range(5)]), by_id=False)
-        assert smaller.answer(answers(smaller)).session_id
+        assert smaller.response(responses(smaller)).session_id
     whole = sessions.begin(request([("u", n) for n in range(10)]), by_id=False)
-    assert whole.answer(answers(whole)).session_id == 0
+    assert whole.response(responses(whole)).session_id == 0
     clock.advance(EVICTION_S * 1000 + 1)
     whole = sessions.begin(request([("u", n) for n in range(10)]), by_id=False)
-    assert whole.answer(answers(whole)).session_id
+    assert whole.response(responses(whole)).session_id
     assert (len(sessions), sessions.num_partitions) == (1, 10)
 
 
 def opened(sessions: FetchSessions, name: str, size: int) -> int:
     """Return the id of a new session of ``size`` partitions."""
     fetching = sessions.begin(request([(name, n) for n in range(size)]), by_id=False)
-    return fetching.answer(answers(fetching)).session_id
+    return fetching.response(responses(fetching)).session_id
 
 
 def used(sessions: FetchSessions, session_id: int, epoch: int, **fields: Any) -> list[Key]:
     """Return the partitions of a session's next fetch, in their order; ``fields`` are those of all answers."""
     fetching = sessions.begin(request(session_id=session_id, epoch=epoch), by_id=False)
     keys = [key for key, _ in fetching.partitions]
-    fetching.answer(answers(fetching, **fields))
+    fetching.response(responses(fetching, **fields))
     return keys
 
 
@@ -326,15 +337,15 @@ def test_partitions_with_records_come_last_the_next_time() -> None:
     sessions = FetchSessions(ManualClock())
     session_id = opened(sessions, "a", 3)
     fetching = sessions.begin(request(session_id=session_id, epoch=1), by_id=False)
-    first, *others = answers(fetching)
-    records = (first[0], Answer(partition_index=0, records=b"batch"))
-    assert told(fetching.answer([records, *others])) == [("a", 0)]
+    first, *others = responses(fetching)
+    records = (first[0], PartitionResponse(partition_index=0, records=b"batch"))
+    assert sent(fetching.response([records, *others])) == [("a", 0)]
     assert used(sessions, session_id, 2) == [("a", 1), ("a", 2), ("a", 0)]
 
 
-def test_neighbours_of_a_topic_are_told_together() -> None:
+def test_adjacent_partitions_of_a_topic_are_sent_together() -> None:
     fetching = FetchSessions(ManualClock()).begin(request([("t", 1), ("t", 0), ("u", 0), ("t", 2)]), by_id=False)
-    response = fetching.answer(answers(fetching))
+    response = fetching.response(responses(fetching))
     assert [(topic.topic, len(topic.partitions)) for topic in response.responses] == [("t", 2), ("u", 1), ("t", 1)]
 
 
@@ -342,16 +353,16 @@ def test_an_answer_that_only_throttles_keeps_the_session() -> None:
     sessions = FetchSessions(ManualClock())
     first = sessions.begin(request([("t", 0)]), by_id=False)
     assert first.throttled(500) == FetchResponse(throttle_time_ms=500)
-    session_id = first.answer(answers(first, high_watermark=3)).session_id
+    session_id = first.response(responses(first, high_watermark=3)).session_id
     one, _ = sessions.begin(request(session_id=session_id, epoch=1), by_id=False), None
     assert one.throttled(500) == FetchResponse(throttle_time_ms=500, session_id=session_id)
     two = sessions.begin(request(session_id=session_id, epoch=2), by_id=False)
     assert one.throttled(500).error_code == 71
-    assert told(two.answer(answers(two, high_watermark=3, log_start_offset=-1))) == []
+    assert sent(two.response(responses(two, high_watermark=3, log_start_offset=-1))) == []
 
 
 @pytest.mark.parametrize(("epoch", "following"), [(0, 1), (1, 2), (2**31 - 1, 1)])
-def test_epochs_go_on_at_one(epoch: int, following: int) -> None:
+def test_epochs_continue_at_one(epoch: int, following: int) -> None:
     assert next_epoch(epoch) == following
 
 
@@ -362,5 +373,5 @@ def test_a_session_that_ends_while_its_last_fetch_waits_leaves_that_without_an_a
     keys = [key for key, _ in waiting.partitions]
     sessions.begin(request(session_id=session_id, epoch=2, forgotten=keys), by_id=False)
     assert len(sessions) == 0
-    response = waiting.answer([(key, Answer(partition_index=key[1], records=b"batch")) for key in keys])
-    assert (response.error_code, told(response)) == (InvalidFetchSessionEpochError.kafka_code, [])
+    response = waiting.response([(key, PartitionResponse(partition_index=key[1], records=b"batch")) for key in keys])
+    assert (response.error_code, sent(response)) == (InvalidFetchSessionEpochError.kafka_code, [])

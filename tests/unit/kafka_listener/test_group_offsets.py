@@ -114,7 +114,7 @@ async def new_topics(handlers: Handlers, *names: str) -> None:
 
 @pytest.mark.parametrize("commit_version", range(APIS[COMMIT].version_min, APIS[COMMIT].version_max + 1))
 @pytest.mark.parametrize("group", ["g", "", "any name/ä"])
-def test_what_is_committed_is_fetched_in_every_version(tmp_path: Path, commit_version: int, group: str) -> None:
+def test_committed_offsets_are_fetched_in_every_version(tmp_path: Path, commit_version: int, group: str) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             await new_topics(handlers, "t", "u")

@@ -175,7 +175,7 @@ async def leader_resigns(_: KafkaServer, topic: Topic) -> None:
         (leader_resigns, [(1, 6, -1, -1, False)]),
     ],
 )
-def test_what_ends_the_wait_is_told_at_once(
+def test_the_event_that_ends_the_wait_is_reported_at_once(
     tmp_path: Path, happens: Callable[[KafkaServer, Topic], Awaitable[None]], expected: list[tuple[int, ...]]
 ) -> None:
     async def ask() -> None:
@@ -215,7 +215,7 @@ def test_records_that_are_not_enough_are_waited_on_for_the_rest_of_the_time(tmp_
     run(ask())
 
 
-def test_a_new_log_start_is_told_when_the_time_is_over(tmp_path: Path) -> None:
+def test_a_new_log_start_is_reported_when_the_time_is_over(tmp_path: Path) -> None:
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(partitions=2)
@@ -232,7 +232,7 @@ def test_a_new_log_start_is_told_when_the_time_is_over(tmp_path: Path) -> None:
     run(ask())
 
 
-def test_what_a_fetch_changes_in_the_session_counts_for_those_after_it(tmp_path: Path) -> None:
+def test_a_change_of_the_session_counts_for_later_fetches(tmp_path: Path) -> None:
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(partitions=2)
@@ -267,7 +267,7 @@ def test_what_a_fetch_changes_in_the_session_counts_for_those_after_it(tmp_path:
     run(ask())
 
 
-def test_a_client_that_knows_an_earlier_leader_is_told_so(tmp_path: Path) -> None:
+def test_a_client_that_knows_an_earlier_leader_gets_an_error(tmp_path: Path) -> None:
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(partitions=2)
@@ -281,7 +281,7 @@ def test_a_client_that_knows_an_earlier_leader_is_told_so(tmp_path: Path) -> Non
     run(ask())
 
 
-def test_what_another_connection_changes_in_the_session_counts(tmp_path: Path) -> None:
+def test_changes_of_the_session_by_another_connection_count(tmp_path: Path) -> None:
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(partitions=2)
@@ -300,7 +300,7 @@ def test_what_another_connection_changes_in_the_session_counts(tmp_path: Path) -
     run(ask())
 
 
-def test_of_two_fetches_with_one_epoch_the_second_is_refused_at_once(tmp_path: Path) -> None:
+def test_the_second_fetch_with_an_epoch_is_refused_at_once(tmp_path: Path) -> None:
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic()

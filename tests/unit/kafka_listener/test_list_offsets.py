@@ -53,7 +53,7 @@ async def timed(handlers: Handlers, topic: Topic, *timestamps: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(APIS[LIST_OFFSETS].version_min, APIS[LIST_OFFSETS].version_max + 1))
-def test_each_version_tells_ends_and_times(tmp_path: Path, version: int) -> None:
+def test_each_version_returns_ends_and_times(tmp_path: Path, version: int) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             topic = await handlers.broker.topics.changes.create(INTERNAL, "t", partitions=2, configs=NEVER)

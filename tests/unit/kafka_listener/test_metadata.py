@@ -23,7 +23,7 @@ def named(*names: str, **options: bool) -> MetadataRequest:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_every_version_tells_of_brokers_and_topics(tmp_path: Path, version: int):
+def test_every_version_returns_brokers_and_topics(tmp_path: Path, version: int):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(partitions=3)
@@ -104,7 +104,7 @@ def test_a_topic_is_made_if_store_and_client_want_it(tmp_path: Path, is_enabled:
     run(ask())
 
 
-def test_authorized_operations_are_told_to_who_asks(tmp_path: Path):
+def test_authorized_operations_are_returned_on_request(tmp_path: Path):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             await server.topic()
@@ -169,7 +169,7 @@ def test_the_address_of_another_broker_is_the_one_that_it_registered(tmp_path: P
                 clock = server.store.broker.clock
 
             store = KafkaStore(
-                server.kafka.settings, Others(), server.store.groups, server.store.coordinator, ("here", 1)
+                server.kafka.settings, Others(), server.store.groups, server.store.cluster_state, ("here", 1)
             )
             assert [store.endpoint(one) for one in range(4)] == [("here", 1), ("::1", 9093), None, None]
 

@@ -33,7 +33,7 @@ def producer(producer_id: int, epoch: int, transactional_id: str | None = None) 
 
 
 @pytest.mark.parametrize("version", range(3, 14))
-def test_every_version_stores_and_tells_the_first_offset(tmp_path: Path, version: int):
+def test_every_version_stores_and_returns_the_first_offset(tmp_path: Path, version: int):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(partitions=3)
@@ -144,7 +144,7 @@ def test_the_records_that_are_the_reason_are_named(tmp_path: Path, version: int,
     run(ask())
 
 
-def test_as_many_records_as_are_bounded_are_named(tmp_path: Path):
+def test_no_more_records_than_the_bound_are_named(tmp_path: Path):
     keyless = client_batch([Row(1, None, b"", None)] * (RECORD_ERRORS_MAX + 1))
 
     async def ask() -> None:
@@ -160,7 +160,7 @@ def test_as_many_records_as_are_bounded_are_named(tmp_path: Path):
     run(ask())
 
 
-def test_a_timestamp_that_no_table_has_is_told_of_its_record(tmp_path: Path):
+def test_a_timestamp_that_no_table_has_is_reported_with_its_record(tmp_path: Path):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             await server.topic()

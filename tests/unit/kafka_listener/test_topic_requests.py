@@ -149,7 +149,7 @@ def test_an_assignment_of_replicas_says_how_many_partitions(tmp_path: Path) -> N
     run(scenario())
 
 
-def test_validate_only_makes_nothing_and_tells_the_same(tmp_path: Path) -> None:
+def test_validate_only_creates_nothing_and_returns_the_same(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             asked = (topic("t", 4, cleanup_policy="compact"), topic("bad name"), topic("a", assignment={0: [0]}))
@@ -163,7 +163,7 @@ def test_validate_only_makes_nothing_and_tells_the_same(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_who_may_not_create_is_told_so_and_who_may_not_describe_configs_gets_none(tmp_path: Path) -> None:
+def test_a_client_that_may_not_create_gets_an_error_and_configs_need_describe_configs(tmp_path: Path) -> None:
     class NoConfigs(Denied):
         def allows(self, principal, host, operation, resource_type, name) -> bool:
             return operation != "DESCRIBE_CONFIGS" and super().allows(principal, host, operation, resource_type, name)
@@ -178,7 +178,7 @@ def test_who_may_not_create_is_told_so_and_who_may_not_describe_configs_gets_non
     run(scenario())
 
 
-def test_a_creation_that_takes_too_long_goes_on(tmp_path: Path) -> None:
+def test_a_creation_that_outlasts_its_request_continues(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             async with handlers.broker.topics.served.lock:  # another change of the catalogue is under way
@@ -189,7 +189,7 @@ def test_a_creation_that_takes_too_long_goes_on(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_a_request_has_no_time_for_is_not_begun(tmp_path: Path) -> None:
+def test_work_that_a_request_has_no_time_for_is_not_begun(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             names = [f"t{number}" for number in range(40)]
@@ -342,7 +342,7 @@ async def described(handlers: Handlers, *names: str, limit: int = 2000, cursor: 
     return await handlers.ask(DESCRIBE, 0, request)
 
 
-def test_topics_are_described_so_many_partitions_at_a_time(tmp_path: Path) -> None:
+def test_topics_are_described_some_partitions_at_a_time(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
             await create(handlers, topic("a", 3), topic("b", 1), topic("c", 4))

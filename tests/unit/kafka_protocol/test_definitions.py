@@ -50,7 +50,7 @@ def test_versions_that_may_still_change_are_not_served():
     assert APIS[8].version_max == 9
 
 
-def test_clients_are_told_of_produce_from_version_0_as_kafka_tells_them():
+def test_clients_see_produce_from_version_0_as_from_kafka():
     assert {api.name for api in APIS.values() if api.advertised_min != api.version_min} == {"Produce"}
     assert APIS[0].advertised_min == 0
 

@@ -126,7 +126,7 @@ def test_another_bound_holds_from_the_next_frame_on():
         (bytes.fromhex("160301020001"), "TLS"),
     ],
 )
-def test_another_protocol_is_told_by_name(first: bytes, protocol: str):
+def test_another_protocol_is_reported_by_name(first: bytes, protocol: str):
     reader = FrameReader(100 * MIB)
     reader.buffer()[: len(first)] = first
     reader.received(len(first))

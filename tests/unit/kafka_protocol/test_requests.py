@@ -63,7 +63,7 @@ def test_api_versions_of_an_unknown_version_is_a_request_for_its_version_0(versi
         (-1, 0, "API -1"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(key: int, version: int, said: str):
+def test_requests_that_are_not_served_are_refused_by_name(key: int, version: int, said: str):
     frame = b"".join(number.to_bytes(2, "big", signed=True) for number in (key, version)) + bytes(50)
     with pytest.raises(UnsupportedVersionError, match=said):
         read_request(frame)

@@ -291,7 +291,7 @@ def test_acks_1_needs_a_lease_at_the_append_and_at_the_acknowledgement() -> None
     in_loop(scenario)
 
 
-def test_what_needs_a_lease_is_refused_without_one() -> None:
+def test_requests_that_need_a_lease_are_refused_without_one() -> None:
     async def scenario() -> None:
         lease = [True]
         log = replicated_log(1, 2, has_lease=lambda: lease[0])

@@ -107,7 +107,7 @@ def test_a_record_is_rewritten_once_a_tier_and_few_files_are_left(rolls):
 
 
 @given(st.lists(st.tuples(WIDTHS, st.floats(0.3, 1)), max_size=100))
-def test_files_that_shrink_when_they_are_joined_come_to_rest_too(rolls):
+def test_files_that_shrink_when_they_are_merged_also_come_to_rest(rolls):
     history = History(config())
     for width, shrink in rolls:
         history.roll(width)

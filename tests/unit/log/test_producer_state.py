@@ -164,7 +164,7 @@ def test_an_unknown_producer_begins_at_any_sequence_and_follows_itself_from_ther
 
 
 @pytest.mark.parametrize("count", [1, BATCHES_REMEMBERED, 2 * BATCHES_REMEMBERED])
-def test_what_is_before_the_first_batch_of_a_producer_counts_as_stored_only_if_that_was_number_0(count: int) -> None:
+def test_batches_before_a_producers_first_one_count_as_stored_only_if_that_was_number_0(count: int) -> None:
     """Expect DUPLICATE_SEQUENCE_NUMBER only for stored batches, because to a client it means stored."""
     for begin, expected in ((40, OutOfOrderSequenceError), (0, DuplicateSequenceError)):
         found = states()
@@ -228,7 +228,7 @@ def test_a_truncation_below_what_was_committed_leaves_producers_that_may_have_be
     assert found.evicted_up_to == 5
 
 
-def test_the_footer_of_a_segment_tells_of_producers_that_went_on_behind_it() -> None:
+def test_the_footer_of_a_segment_has_producers_that_continued_after_it() -> None:
     committed = [8]
     found = following(committed)
     for sequence in range(8):
@@ -238,7 +238,7 @@ def test_the_footer_of_a_segment_tells_of_producers_that_went_on_behind_it() -> 
     assert counted(found, end=8) == [batch(5, 0, sequence, sequence) for sequence in range(3, 8)]
 
 
-def test_of_committed_batches_few_are_remembered() -> None:
+def test_few_committed_batches_are_remembered() -> None:
     committed = [0]
     found = following(committed)
     for sequence in range(1000):

@@ -14,7 +14,7 @@ from tests.support.topics import roll
 from tests.support.virtual_time import run
 
 
-def test_the_first_roll_of_an_epoch_goes_on_where_the_table_ends(tmp_path: Path):
+def test_the_first_roll_of_an_epoch_continues_where_the_table_ends(tmp_path: Path):
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await broker.topics.changes.create(

@@ -130,7 +130,7 @@ def test_a_restore_is_erased_again(topic: KeyedTopic) -> None:
     assert not has_bytes(topic, b"of-ada")
 
 
-def test_an_earlier_erasure_holds_after_a_restore_too(topic: KeyedTopic) -> None:
+def test_an_earlier_erasure_also_holds_after_a_restore(topic: KeyedTopic) -> None:
     before = topic.table.snapshot().version
     first, second = erasure_of(topic, b"ada"), erasure_of(topic, b"eve", number=2)
     with ThreadPoolExecutor(2) as pool:
@@ -163,7 +163,7 @@ def test_other_writers_files_are_rewritten(topic: KeyedTopic) -> None:
     assert len(topic.contents(0)) == 9
 
 
-def test_records_that_a_deletion_vector_hides_go_too(topic: KeyedTopic) -> None:
+def test_records_that_a_deletion_vector_hides_are_also_erased(topic: KeyedTopic) -> None:
     """Hide records with a deletion vector: their bytes are still in the file, and a RESTORE would show them."""
     vectors.delete(path_of(topic.table), [0, 4], partition=0)
     vectors.update(path_of(topic.table), [5], b"secret-new", partition=1)

@@ -110,7 +110,7 @@ def test_an_empty_rack_is_none():
     ),
     st.builds(Assignment, partitions.map(lambda assigned: tuple(sorted(assigned))), user_data),
 )
-def test_what_was_encoded_is_decoded(subscription: Subscription, assignment: Assignment):
+def test_encoded_batches_are_decoded(subscription: Subscription, assignment: Assignment):
     assert decode_subscription(encode_subscription(subscription)) == subscription
     assert decode_assignment(encode_assignment(assignment)) == assignment
     user_data = encode_sticky_user_data(subscription.owned, subscription.generation)
@@ -164,7 +164,7 @@ def test_memory_is_bounded_by_the_length_of_the_message():
         tracemalloc.stop()
 
 
-def test_what_cannot_be_encoded():
+def test_texts_and_versions_that_cannot_be_encoded_are_refused():
     with pytest.raises(InvalidRequestError, match="Shorten 'tttt"):
         encode_subscription(Subscription(("t" * 40_000,)))
     with pytest.raises(ValueError, match="versions 0 to 3, not 4"):

@@ -59,7 +59,7 @@ def test_a_code_that_is_not_known_is_taken_for_its_kind(code: int, cls: type[Log
     assert type(error_of(code, "")) is cls
 
 
-def test_offsets_that_are_not_told_are_minus_one():
+def test_offsets_that_are_not_reported_are_minus_one():
     error = error_of(code_of(OffsetOutOfRangeError("", log_start_offset=1, high_watermark=2)), "outside")
     assert isinstance(error, OffsetOutOfRangeError)
     assert (error.log_start_offset, error.high_watermark) == (-1, -1)

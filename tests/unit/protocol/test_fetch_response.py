@@ -47,7 +47,7 @@ def test_an_offset_out_of_range_comes_with_the_range():
     assert (str(error), error.log_start_offset, error.high_watermark) == ("outside", 5, 9)
 
 
-def test_a_message_that_utf_8_cannot_carry_is_told_all_the_same():
+def test_a_message_that_utf_8_cannot_carry_is_shown_nevertheless():
     (response,) = passed_on(PartitionData.of_error(0, LogStoreError("half \ud800")))
     assert str(response.error) == "half \\ud800"
 

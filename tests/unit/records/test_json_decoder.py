@@ -20,6 +20,8 @@ from logstore.records.schema import WIRE_SCHEMA
 from tests.support.examples import examples
 from tests.support.records import Row, headers_lists, small_bytes, timestamps, wire_rows
 
+pytestmark = pytest.mark.usefixtures("with_and_without_c")
+
 _LIMIT = 1 << 20
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 _JSON_VALUES = st.recursive(
@@ -257,7 +259,7 @@ def test_a_field_that_is_there_twice_is_refused(body, more):
 
 
 @pytest.mark.parametrize("of", ["key", "value", "partition", "timestamp", "headers"])
-def test_a_field_that_is_there_twice_is_refused_with_base64_too(of):
+def test_a_repeated_field_is_also_refused_with_base64(of):
     fields = {"key": '"QQ=="', "value": "null", "partition": "0", "timestamp": "null", "headers": '[{"key":"a"}]'}
     once = ",".join(f'"{name}":{text}' for name, text in fields.items())
     assert decode_binary(b'{"records":[{%b}]}' % once.encode(), max_message_bytes=_LIMIT).num_rows == 1
@@ -398,3 +400,15 @@ def test_the_records_of_many_bodies_are_those_of_each_in_turn(counts):
     alone = [decode_json(body.encode(), max_message_bytes=_LIMIT).batch.to_pylist() for body in bodies]
     assert batch.to_pylist() == [record for records in alone for record in records]
     batch.validate(full=True)
+
+
+def test_a_large_body_of_plain_records_takes_the_fast_way_unless_its_braces_may_be_too_many_records():
+    record = b'{"key":"k","value":{"pad":"%b"}}' % (b"x" * 1_000)
+    body = b'{"records":[%b]}' % b",".join([record] * 1_200)
+    plain = decode_plain(body)
+    assert plain is not None
+    assert len(plain) == 1_200
+    assert decode_json(body, max_message_bytes=_LIMIT).batch.num_rows == 1_200
+    braces = b'{"records":[{"value":"%b"}]}' % (b"{" * 1_000_001)
+    assert decode_plain(braces) is None
+    assert decode_json(braces, max_message_bytes=2_000_000).batch.num_rows == 1, "the counting decoder takes it"

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from logstore.records.murmur2 import murmur2, murmur2_column
 
+pytestmark = pytest.mark.usefixtures("with_and_without_c")
+
 # These come from testMurmur2 in apache/kafka, clients/src/test/java/org/apache/kafka/common/utils/UtilsTest.java; the
 # empty key is added.
 _KAFKA_VECTORS = {

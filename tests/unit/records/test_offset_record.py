@@ -76,7 +76,7 @@ def test_the_spelling_is_part_of_the_format():
     }
 
 
-def test_of_the_metadata_of_a_group_the_name_alone_is_a_column():
+def test_only_the_name_in_the_metadata_of_a_group_is_a_column():
     assert decode_key(b'{"group":"g"}') == GroupKey("g")
     assert [column[0].as_py() for column in offset_columns(batch([b'{"group":"g"}'], [b'{"state":1}']))] == [
         "g",

@@ -37,6 +37,6 @@ def test_lone_surrogates_are_counted_as_python_sees_them(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [rb'"\ud800', rb'"\ud8"', rb'"\ud800\"', b'"\\ud800\\', rb'["\ud800",]'])
-def test_what_is_no_json_stays_refused(text: bytes) -> None:
+def test_invalid_json_stays_refused(text: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         surrogates.decode(msgspec.json.Decoder(msgspec.Raw), text)

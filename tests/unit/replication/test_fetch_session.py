@@ -41,7 +41,7 @@ class Bytes:
         self.in_memory = True
         self.end = 0
         #: The future of the group on its way to the disk.
-        self.told: asyncio.Future[None] | None = None
+        self.reported: asyncio.Future[None] | None = None
 
     def add(self, frame: Frame) -> FrameLocation:
         buffers = FrameBuffers(self.end, self.end, 7)
@@ -50,8 +50,8 @@ class Bytes:
         self.end = buffers.end
         return location
 
-    def group_told(self) -> asyncio.Future[None] | None:
-        return self.told
+    def group_reported(self) -> asyncio.Future[None] | None:
+        return self.reported
 
     def recent_frame(self, location: FrameLocation) -> list[memoryview] | None:
         return [self.frames[location]] if self.in_memory else None
@@ -191,7 +191,7 @@ def test_rows_are_refused_by_name_in_another_epoch_and_when_their_records_are_in
     in_loop(scenario)
 
 
-def test_what_is_sealed_while_a_fetch_waits_is_answered_so() -> None:
+def test_records_that_are_sealed_while_a_fetch_waits_are_returned() -> None:
     async def scenario() -> None:
         leader = Leader()
         log = leader.logs[0]
@@ -236,7 +236,7 @@ def test_a_diverging_position_is_answered_with_where_the_histories_part_and_is_n
     in_loop(scenario)
 
 
-def test_a_fetch_waits_for_frames_and_tells_moved_ends_when_its_time_is_over() -> None:
+def test_a_fetch_waits_for_frames_and_reports_moved_ends_when_its_time_is_over() -> None:
     async def scenario() -> None:
         leader = Leader()
         session = leader.session()
@@ -272,11 +272,11 @@ def test_frames_on_their_way_to_the_disk_go_with_those_that_are_there() -> None:
         session = leader.session()
         await ask(session, row(0, 0))
         leader.append()
-        told = leader.journal.told = asyncio.get_running_loop().create_future()
+        reported = leader.journal.reported = asyncio.get_running_loop().create_future()
         waiting = asyncio.create_task(ask(session, wait_ms=10_000))
         await asyncio.sleep(0)
         leader.append()
-        told.set_result(None)
+        reported.set_result(None)
         assert (await waiting)[0][1] == [0, 1], "one round for both"
 
     in_loop(scenario)
@@ -287,7 +287,7 @@ def test_a_slow_disk_holds_up_nothing_that_is_stored_nor_does_any_a_large_answer
         leader = Leader()
         session = leader.session()
         leader.append()
-        leader.journal.told = asyncio.get_running_loop().create_future()
+        leader.journal.reported = asyncio.get_running_loop().create_future()
         assert (await asyncio.wait_for(ask(session, row(0, 0), wait_ms=10_000), 5))[0][1] == [0]
         leader.append(count=2 * fetch_session._SMALL_BYTES // FRAME_BYTES)
         large = asyncio.create_task(ask(session, row(0, 1, 1), wait_ms=10_000))

@@ -105,7 +105,7 @@ async def test_the_address_has_the_port_and_the_advertised_host():
     await listener.stop()
 
 
-async def test_the_listener_speaks_ipv6_too():
+async def test_the_listener_also_speaks_ipv6():
     listener = PeerListener(Local(2), options())
     await listener.start("::1", 0)
     assert listener.address.startswith("[::1]:")
@@ -179,7 +179,7 @@ async def test_a_broker_that_has_no_cluster_yet_says_so():
         (Hello(CLUSTER, 2, 5, 0, bytes(32), "1"), "to broker 5 instead of 1"),
     ],
 )
-async def test_who_connects_checks_who_answers(answer, reason):
+async def test_a_connecting_broker_checks_which_broker_answers(answer, reason):
     async def other(broker):
         await broker.receive()
         await broker.send(MessageType.HELLO, 0, encode_hello(answer))
@@ -375,7 +375,7 @@ async def test_a_flood_of_refusals_does_not_fill_the_log():
     assert sum(line["others_before"] for line in lines) <= 60 - len(lines)
 
 
-async def test_a_broker_has_so_many_connections_and_takes_none_from_another():
+async def test_a_broker_has_its_own_limit_of_connections():
     async with listening(connections_max=2) as listener, connected(listener), connected(listener) as second:
         with pytest.raises(PeerUnavailableError, match="broker 1 has 2 connections here already"):
             async with connected(listener):
@@ -778,7 +778,7 @@ async def test_a_request_that_is_given_up_leaves_the_connection_as_it_was():
         assert not connection.is_closed
 
 
-async def test_handlers_go_on_when_their_connection_has_ended():
+async def test_handlers_continue_when_their_connection_has_ended():
     held = Held()
     async with listening() as listener:
         listener.handlers[APPEND] = held
@@ -807,7 +807,7 @@ async def test_a_listener_that_is_killed_fails_requests_with_an_open_outcome():
         held.give(b"a")
 
 
-async def test_nobody_at_the_address_is_unavailable():
+async def test_an_address_without_a_broker_is_unavailable():
     async with serving(RawBroker.until_end) as address:
         pass
     with pytest.raises(PeerUnavailableError, match=r"broker 2 at 127\.0\.0\.1:\d+ is unavailable: ") as raised:
@@ -1000,7 +1000,7 @@ def uvicorn_protocols(listener: PeerListener) -> list:
     return made
 
 
-async def test_a_connection_goes_on_as_http():
+async def test_a_connection_continues_as_http():
     async with listening() as listener:
         made = uvicorn_protocols(listener)
         listener.handlers[APPEND] = echo

@@ -277,7 +277,7 @@ def test_an_error_that_this_release_does_not_know_keeps_kafkas_code_or_its_kind(
     assert type(decode_error(3999, struct.pack("<HH", 50399, 1) + b"x")) is errors.BrokerNotReadyError
 
 
-def test_a_message_with_a_name_that_is_no_unicode_is_sent_all_the_same():
+def test_a_message_with_a_name_that_is_not_unicode_is_sent_nevertheless():
     assert decode_error(-1, encode_error(LogStoreError("file \udcff"))).message == "file ?"
 
 

@@ -343,7 +343,7 @@ def test_an_epoch_that_the_leader_does_not_have_is_asked_for_again_until_there_i
     in_loop(scenario)
 
 
-def test_a_connection_from_before_a_new_registration_is_left_and_all_rows_are_told_again() -> None:
+def test_a_connection_from_before_a_new_registration_is_left_and_all_rows_are_sent_again() -> None:
     async def scenario(follower: Follower) -> None:
         follower.follow()
         row, answer = await follower.next_row()
@@ -355,7 +355,7 @@ def test_a_connection_from_before_a_new_registration_is_left_and_all_rows_are_to
     in_loop(scenario)
 
 
-def test_what_the_leader_has_sealed_is_freed() -> None:
+def test_frames_that_the_leader_has_sealed_are_freed() -> None:
     async def scenario(follower: Follower) -> None:
         follower.follow()
         await replicate(follower, 2)

@@ -8,7 +8,7 @@ from logstore.segments.offset_ranges import join_ranges, look_up
 
 
 @given(st.lists(st.booleans(), max_size=40))
-def test_a_look_up_tells_each_offset_and_where_it_changes(inside: list[bool]):
+def test_a_look_up_shows_each_offset_and_where_it_changes(inside: list[bool]):
     ranges = join_ranges((at, at + 1) for at, is_inside in enumerate(inside) if is_inside)
     # No offset after the last range is in a range.
     inside = [*inside, False, False]

@@ -58,7 +58,7 @@ def test_random_values_are_incompressible_and_text_is_not(files: TableFiles) -> 
     assert not are_incompressible(files, [noise, text, text], "zstd")
 
 
-def test_another_codec_tells_nothing(files: TableFiles) -> None:
+def test_another_codec_reports_nothing(files: TableFiles) -> None:
     for codec in ("lz4", "uncompressed"):
         assert not are_incompressible(files, [segment(files, 0, random=True, codec=codec).path], "zstd")
     # The topic's compression was off, and its text must be compressed from now on.

@@ -29,7 +29,7 @@ def known(table, *ranges: tuple[int, int, int], has_refused_files: bool = False)
     return KnownHistory("flights", table_id, table.files.uri, snapshot.version, has_refused_files, OWN_PREFIX, ranges)
 
 
-def test_what_rolls_and_merges_commit_is_read(table):
+def test_commits_of_rolls_and_merges_are_read(table):
     before = known(table)
     assert changed(before) is None
     roll(table, 0, 20, 30)
@@ -69,12 +69,12 @@ def test_rows_that_others_only_rewrote_are_read_unless_refused_ones_may_be_among
     assert "OPTIMIZE in version 4" in str(changed(before[1]))
 
 
-def test_a_log_without_the_entries_since_then_tells_nothing(table):
+def test_a_log_without_the_entries_since_then_shows_nothing(table):
     before = known(table)
     for base in (20, 30):
         roll(table, 0, base, base + 10)
     (path_of(table) / f"_delta_log/{before.version + 1:020}.json").unlink()
-    assert changed(before) == "topic flights: the Delta log no longer tells who changed the table"
+    assert changed(before) == "topic flights: the Delta log no longer says who changed the table"
 
 
 def test_a_compaction_that_took_records_out_of_the_ranges_needs_a_new_frame(tmp_path):

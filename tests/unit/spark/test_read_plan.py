@@ -136,7 +136,7 @@ def test_little_history_is_fetched_with_the_tail():
 @pytest.mark.parametrize(
     ("partitions", "fetched"), [(FETCHED_PARTITIONS_MAX, True), (FETCHED_PARTITIONS_MAX + 1, False)]
 )
-def test_of_many_partitions_not_even_little_is_fetched(partitions, fetched):
+def test_many_partitions_are_read_from_the_table_and_not_fetched(partitions, fetched):
     """Plan many partitions, each of which costs the store a row group."""
     history = [OffsetRange(p, 0, 10) for p in range(partitions)]
     tail = [OffsetRange(p, 0, 10) for p in range(partitions, 1000)]

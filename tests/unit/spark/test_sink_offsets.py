@@ -76,7 +76,7 @@ def test_a_topic_that_is_made_again_has_positions_of_its_own():
         (15, 20, 10, (15, 20)),  # retention removed the records between
     ],
 )
-def test_what_is_left_of_a_batch_that_was_planned_without_the_sink(start, end, committed, left):
+def test_the_rest_of_a_batch_that_was_planned_without_the_sink_remains(start, end, committed, left):
     last = GroupCommit("g", 1, "w", (TopicRanges("a", "id-a", {0: (0, 10)}),))
     batch = [GroupRange("a", 0, start, end, committed), GroupRange("a", 1, 3, 4, None)]
     found = remaining(last, batch, IDS)
@@ -96,7 +96,7 @@ def mirrored(topic: str, partition: int, offset: int, metadata: str) -> Mirrored
     return MirroredOffset(topic, IDS[topic], partition, offset, metadata)
 
 
-def test_committed_offsets_tell_of_the_commit_that_they_mirror():
+def test_committed_offsets_name_the_commit_that_they_mirror():
     of_sink, of_other = mirror_metadata("table", 7), mirror_metadata("other", 7)
     found = commit_of_mirror("g", "table", [mirrored("a", 0, 9, of_sink), mirrored("b", 1, 4, of_sink)])
     assert found.txn_version == 7

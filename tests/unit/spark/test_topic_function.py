@@ -30,6 +30,6 @@ def test_a_time_without_a_zone_is_refused():
 
 
 @pytest.mark.parametrize("value", [None, 7, 1.5, [1], "{0: 1}", '{"0": 1', '{"zero": 1}'])
-def test_what_is_none_of_these(value):
+def test_any_other_value_is_refused(value):
     with pytest.raises(InvalidRequestError, match=r'^ending => .*: give "earliest", "latest", a time, or JSON that'):
         offset_spec("ending", value)

@@ -37,7 +37,7 @@ def test_it_needs_what_it_says_and_no_more():
 
 
 @pytest.mark.parametrize("on_worker", [True, False])
-def test_an_error_of_ours_has_no_traceback_where_a_worker_tells_it(monkeypatch, on_worker):
+def test_an_error_of_ours_has_no_traceback_in_a_workers_report(monkeypatch, on_worker):
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", on_worker)
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
     with pytest.raises(ZeroDivisionError), one_line_errors():

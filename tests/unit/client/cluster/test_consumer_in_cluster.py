@@ -147,7 +147,7 @@ def test_a_partition_that_is_away_for_long_is_an_error_in_poll(cluster: PlayedCl
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_a_leader_that_does_not_tell_its_offsets_is_waited_for(cluster: PlayedCluster, reset: str):
+def test_a_leader_that_does_not_report_its_offsets_is_waited_for(cluster: PlayedCluster, reset: str):
     """Wait for a leader that does not return its offsets: a position of -1 would be an error in ``poll``."""
     cluster.append([b"before"])
     with consumer(cluster, auto_offset_reset=reset) as reading:
@@ -319,7 +319,7 @@ def test_admin_asks_the_leader_of_a_partition_and_survives_its_move(cluster: Pla
     assert asked[-1][0] in (1, 2)
 
 
-def test_an_admin_goes_on_when_its_only_address_dies(cluster: PlayedCluster):
+def test_an_admin_continues_when_its_only_address_dies(cluster: PlayedCluster):
     with Admin(cluster.bootstrap) as admin:
         assert admin.cluster_id == "played"
         cluster.kill(1)

@@ -259,7 +259,7 @@ def test_brokers_that_cannot_be_reached_get_their_requests_through_the_first_add
     ]
 
 
-def test_a_dead_broker_is_not_told_of_as_unreachable(cluster: PlayedCluster, caplog: pytest.LogCaptureFixture):
+def test_a_dead_broker_is_not_reported_as_unreachable(cluster: PlayedCluster, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING), producer(cluster) as sending:
         sending.send("t", b"a", partition=1).result(20)
         cluster.kill(2, elect=False)

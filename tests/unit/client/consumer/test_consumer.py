@@ -355,7 +355,7 @@ def test_new_partitions_of_a_subscription_are_read_from_their_first_record(store
         assert len(consumer.assignment()) == 6
 
 
-def test_a_deleted_topic_is_told_and_the_others_go_on(store: str, filled: str, admin: Admin):
+def test_a_deleted_topic_is_reported_and_the_others_continue(store: str, filled: str, admin: Admin):
     other = f"t-{uuid4().hex[:12]}"
     admin.create_topic(other, partitions=1)
     with Consumer(store, auto_offset_reset="earliest") as consumer:

@@ -302,7 +302,7 @@ def test_a_consumer_that_assigns_itself_commits_only_while_there_are_no_members(
 # ---- joining and leaving --------------------------------------------------------------------------------------------
 
 
-def test_leaving_is_told_and_immediate(members: Members, store: str, group: str, topic: str):
+def test_leaving_is_reported_and_immediate(members: Members, store: str, group: str, topic: str):
     consumer = members.join(enable_auto_commit=False)
     members.poll_until_shared(4)
     consumer.unsubscribe()
@@ -447,7 +447,7 @@ def test_a_static_member_whose_name_another_takes_stops(store: str, group: str, 
 # ---- errors and wakeup ----------------------------------------------------------------------------------------------
 
 
-def test_what_the_group_refuses_is_raised(store: str, group: str, topic: str):
+def test_a_refusal_of_the_group_is_raised(store: str, group: str, topic: str):
     def refused(**options: object) -> None:
         with Consumer(store, group_id=group, **options) as consumer:
             consumer.subscribe([topic])

@@ -82,7 +82,7 @@ def test_a_position_follows_what_was_handed_out_of_a_batch(state: SubscriptionSt
     assert (state.position(ZERO), fetcher.first) == (8, None)
 
 
-def test_a_paused_partition_goes_on_after_what_was_handed_out(state: SubscriptionState, fetcher: ToldFetcher):
+def test_a_paused_partition_continues_after_what_was_handed_out(state: SubscriptionState, fetcher: ToldFetcher):
     state.assign({ZERO, ONE})
     state.place({ZERO: 5, ONE: 1}, {"orders": topic("a")})
     fetcher.first = fetched = fetch(ZERO, 5, 3)

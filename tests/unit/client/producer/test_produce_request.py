@@ -90,7 +90,7 @@ def test_joined_batches_are_taken_apart_again_in_order():
     assert [each.outcome for each in found] == [each.outcome for each in batches]
 
 
-def test_of_a_partition_that_failed_nothing_counts_as_stored():
+def test_nothing_of_a_failed_partition_counts_as_stored():
     batches = [batch(0), batch(1), batch(1)]
     answer = (
         b'{"ranges":[{"partition":0,"base_offset":5,"count":2},{"partition":1,"base_offset":9,"count":2},'

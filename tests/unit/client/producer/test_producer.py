@@ -224,7 +224,7 @@ def test_flush_raises_a_failure_nobody_looked_at_once(store: str):
 
 
 @pytest.mark.parametrize("how", ["result", "await", "failures", "callback"])
-def test_the_end_of_a_with_block_does_not_raise_again_what_was_told(store: str, topic: str, how: str):
+def test_the_end_of_a_with_block_does_not_raise_again_what_was_raised(store: str, topic: str, how: str):
     told: list[object] = []
     with Producer(store) as producer:
         if how == "failures":
@@ -238,7 +238,7 @@ def test_the_end_of_a_with_block_does_not_raise_again_what_was_told(store: str, 
     assert len(told) == (how == "callback")
 
 
-def test_the_end_of_a_with_block_raises_what_is_new_behind_what_was_told(store: str, topic: str):
+def test_the_end_of_a_with_block_raises_what_is_new_after_what_was_raised(store: str, topic: str):
     def produce() -> None:
         with Producer(store) as producer:
             with pytest.raises(UnknownPartitionError):
@@ -357,7 +357,7 @@ def test_without_acks_there_is_no_offset(store: str, topic: str):
         assert producer.send(topic, b"v", partition=1).result() == RecordMetadata(topic, 1, -1)
 
 
-def test_callbacks_tell_of_each_record(store: str, topic: str, admin: Admin):
+def test_callbacks_report_each_record(store: str, topic: str, admin: Admin):
     admin.alter_configs(topic, {"max.message.bytes": "1000"})
     told: dict[str, tuple[LogStoreError | None, RecordMetadata | None]] = {}
     done = []

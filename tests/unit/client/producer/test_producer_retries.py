@@ -158,7 +158,7 @@ def test_an_error_that_goes_away_is_not_seen(topic: str, proxy: FaultyProxy, sta
     assert len(proxy.seen) == 3
 
 
-def test_of_several_partitions_only_the_one_that_is_out_of_step_fails(store: str, topic: str, proxy: FaultyProxy):
+def test_only_the_partition_that_is_out_of_step_fails(store: str, topic: str, proxy: FaultyProxy):
     # The store refuses the whole request, takes its first half, and refuses the first partition of its second half.
     proxy.refuse(409, 40911).pass_on().refuse(409, 40911).refuse(409, 40911)
     with Producer(proxy.url) as producer:
@@ -170,7 +170,7 @@ def test_of_several_partitions_only_the_one_that_is_out_of_step_fails(store: str
     assert values(store, topic) == {0: [0], 1: [1], 3: [3]}
 
 
-def test_of_a_partition_that_may_take_its_records_later_only_those_are_sent_again(
+def test_only_records_of_a_partition_that_may_take_them_later_are_sent_again(
     store: str, topic: str, proxy: FaultyProxy
 ):
     proxy.refuse_partition(2, 50302).refuse(503, 50301)
@@ -265,7 +265,7 @@ def test_records_queued_behind_a_held_answer_hold_up_no_free_partition(
     assert values(store, topic) == {0: list(range(20)), **{p: list(range(p - 1 or 3, 20, 3)) for p in (1, 2, 3)}}
 
 
-def test_a_partition_that_is_tried_again_holds_up_none_of_its_request(store: str, topic: str, proxy: FaultyProxy):
+def test_a_partition_that_is_tried_again_does_not_delay_its_request(store: str, topic: str, proxy: FaultyProxy):
     proxy.refuse_partition(2, 50302).hold()
     with Producer(proxy.url, retry_backoff_ms=1) as producer:
         producer.send_batch(topic, {"value": ["0", "1", "2"], "partition": [0, 1, 2]})

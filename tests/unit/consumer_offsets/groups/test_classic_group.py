@@ -77,7 +77,7 @@ def test_a_session_timeout_is_within_its_bounds(ms: int, refused: bool):
     assert is_error(error, errors.InvalidSessionTimeoutError if refused else errors.MemberIdRequiredError)
 
 
-def test_the_leader_alone_is_told_the_members_and_their_metadata():
+def test_only_the_leader_gets_the_members_and_their_metadata():
     group = GroupDriver()
     requests = [group.park_join(protocols=(Protocol("range", bytes([number])),)) for number in range(2)]
     group.settle()
@@ -114,7 +114,7 @@ def test_a_member_without_a_common_protocol_is_refused(given):
     assert is_error(group.join(**given).error, errors.InconsistentGroupProtocolError)
 
 
-def test_what_a_member_brings_into_the_record_of_the_group_is_bounded():
+def test_a_members_share_of_the_groups_record_is_bounded():
     group = GroupDriver()
     half = GROUP_MEMBER_BYTES_MAX // 2
     large = group.join(protocols=(Protocol("range", bytes(half)), Protocol("sticky", bytes(half + 1))))
@@ -122,7 +122,7 @@ def test_what_a_member_brings_into_the_record_of_the_group_is_bounded():
     assert group.group.is_vacant
 
 
-def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
+def test_the_groups_record_is_bounded_over_all_members():
     group = GroupDriver()
     large = (Protocol("range", bytes(GROUP_MEMBER_BYTES_MAX - KIB - 20)),)
     room = GROUP_BYTES_MAX // GROUP_MEMBER_BYTES_MAX
@@ -152,7 +152,7 @@ def test_assignments_take_no_room_from_the_members_that_join_the_next_generation
     assert group.sync(members[0], 2, assignments=assignments).error is None
 
 
-def test_what_a_leader_assigns_is_bounded():
+def test_a_leaders_assignment_is_bounded():
     group = GroupDriver()
     (member,) = group.stable(None)
     assert group.join(member, protocols=OTHER).generation == 2
@@ -281,7 +281,7 @@ def test_the_leader_of_a_stable_group_asks_for_another_assignment_by_joining():
     assert group.join(follower).generation == 2
 
 
-def test_a_follower_that_joins_without_a_change_is_told_the_generation():
+def test_a_follower_that_joins_without_a_change_gets_the_generation():
     group = GroupDriver()
     leader, follower = group.stable(None, None)
     answer = group.join(follower)
@@ -653,7 +653,7 @@ def test_a_heartbeat_is_not_recorded():
     assert len(group.log) == before
 
 
-def test_a_stable_group_goes_on_after_a_restart():
+def test_a_stable_group_continues_after_a_restart():
     group = GroupDriver()
     members = group.stable(None, "i")
     group.advance(SESSION_MS - 1)
@@ -666,7 +666,7 @@ def test_a_stable_group_goes_on_after_a_restart():
     assert group.state == "Empty"
 
 
-def test_a_group_whose_leader_assigns_goes_on_after_a_restart():
+def test_a_group_whose_leader_assigns_continues_after_a_restart():
     group = GroupDriver()
     leader, follower = joined_pair(group)
     group.park_sync(follower, 1)

@@ -33,7 +33,7 @@ def test_the_first_member_gets_everything_at_once():
     assert group.state == "Stable"
 
 
-def test_nothing_changed_is_told_without_an_assignment():
+def test_an_unchanged_assignment_is_left_out():
     group = GroupDriver(t=3)
     group.beat("a", 0)
     before = len(group.log)
@@ -60,7 +60,7 @@ def test_a_member_revokes_before_another_is_assigned():
     assert group.state == "Stable"
 
 
-def test_what_a_member_does_not_own_it_need_not_revoke():
+def test_a_member_need_not_revoke_partitions_of_others():
     group = GroupDriver(t=2)
     group.beat("a", 0)
     group.beat("b", 0)
@@ -113,7 +113,7 @@ def test_a_full_group_takes_nobody_else():
     assert group.beat("b", 0, group_instance_id="i").error is None, "a static member's place is taken by itself"
 
 
-def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
+def test_the_groups_record_is_bounded_over_all_members():
     group = GroupDriver(t=1)
     large = frozenset(f"{number:0100d}" for number in range(GROUP_BYTES_MAX // 4 // 108))
     for name in "abc":
@@ -140,7 +140,7 @@ def test_the_topics_that_regexes_match_count():
     group.group.validate()
 
 
-def test_what_a_heartbeat_leaves_out_counts_as_the_member_keeps_it():
+def test_a_field_that_a_heartbeat_leaves_out_keeps_its_value():
     group = GroupDriver(t=1)
     large = frozenset(f"{number:0100d}" for number in range(GROUP_BYTES_MAX // 4 // 108))
     for name in "abc":
@@ -188,7 +188,7 @@ def test_a_member_with_another_epoch_is_fenced_and_joins_again():
     assert is_error(group.beat("c", 1).error, errors.UnknownMemberIdError)
 
 
-def test_a_member_whose_answer_was_lost_goes_on_with_its_previous_epoch():
+def test_a_member_whose_answer_was_lost_continues_with_its_previous_epoch():
     group = GroupDriver(t=2)
     group.beat("a", 0)
     group.beat("b", 0)
@@ -307,7 +307,7 @@ def test_a_regex_that_matches_nothing_yet_is_a_subscription():
 # ---- leaving, session, rebalance timeout -----------------------------------------------------------------------------
 
 
-def test_what_a_member_leaves_is_assigned_to_others():
+def test_partitions_of_a_leaving_member_are_assigned_to_others():
     group = GroupDriver(t=2)
     group.beat("a", 0)
     assert group.beat("a", -1).member_epoch == -1
@@ -440,7 +440,7 @@ def test_a_static_member_that_is_away_commits_nothing():
 # ---- restart ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_goes_on_where_the_group_was():
+def test_a_restart_continues_where_the_group_was():
     group = GroupDriver(t=4)
     group.beat("a", 0, group_instance_id="i")
     group.beat("b", 0)
@@ -497,7 +497,7 @@ def test_a_group_that_is_not_there_is_joined_with_epoch_0():
     assert group.group.is_vacant
 
 
-def test_an_empty_group_changes_its_kind_and_its_generation_goes_on():
+def test_an_empty_group_changes_its_kind_and_its_generation_continues():
     group = GroupDriver(t=1)
     (classic,) = group.stable(None)
     pending = group.join().member_id

@@ -47,7 +47,7 @@ def test_a_record_reads_back(value):
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"id":1}', b"\xff"])
-def test_what_no_coordinator_wrote_is_corrupt(text):
+def test_records_that_no_coordinator_wrote_are_corrupt(text):
     with pytest.raises(CorruptionError, match="instance"):
         decode_instance(b"key", text)
     with pytest.raises(CorruptionError):

@@ -92,7 +92,7 @@ def test_a_consumer_member_joins_a_classic_group_and_takes_its_share_when_the_ot
     assert group.state == "Stable"
 
 
-def test_an_eager_member_gives_all_up_by_joining_and_goes_on_at_once():
+def test_an_eager_member_gives_all_up_by_joining_and_continues_at_once():
     group = group_of(t=6)
     a, b = classic_pair(group)
     group.beat("c", 0)
@@ -103,7 +103,7 @@ def test_an_eager_member_gives_all_up_by_joining_and_goes_on_at_once():
     assert assigned(group.beat("c", 2)) == all_of("t", 2, 5)
 
 
-def test_requests_that_wait_are_told_to_join_again_when_the_group_is_converted():
+def test_waiting_requests_must_join_again_when_the_group_is_converted():
     group = group_of(delay_ms=3_000)
     waits = group.park_join(protocols=protocols())
     assert group.beat("c", 0).error is None
@@ -193,7 +193,7 @@ def test_a_classic_member_joins_a_consumer_group_whatever_the_policy(policy: str
     assert described == {"c": False, joined.member_id: True}
 
 
-def test_what_a_classic_member_joins_with_is_judged():
+def test_the_request_of_a_classic_member_is_checked():
     group = group_of()
     group.beat("c", 0)
     group.park_join(protocols=protocols(names=("range", "roundrobin")))
@@ -317,7 +317,7 @@ def test_the_policy_forbids_a_downgrade(policy: str):
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_restart_after_a_downgrade_goes_on_with_the_rebalance(is_restarted: bool):
+def test_a_restart_after_a_downgrade_continues_with_the_rebalance(is_restarted: bool):
     group, member = mixed()
     group.beat("c", -1)
     if is_restarted:
@@ -329,7 +329,7 @@ def test_a_restart_after_a_downgrade_goes_on_with_the_rebalance(is_restarted: bo
     assert group.answer(waits).generation == 3
 
 
-def test_a_restart_after_an_upgrade_goes_on_with_the_members_of_both_protocols():
+def test_a_restart_after_an_upgrade_continues_with_the_members_of_both_protocols():
     group = group_of()
     a, b = classic_pair(group)
     group.beat("c", 0)

@@ -28,7 +28,7 @@ def test_a_partition_that_two_claim_in_one_generation_is_held_back_from_a_third(
     assert assign(COOPERATIVE, {"t": 4}, members) == {"consumer1": "t:1 t:3", "consumer2": "t:2", "consumer3": ""}
 
 
-def test_partitions_are_held_back_with_different_subscriptions_too():
+def test_partitions_are_also_held_back_with_different_subscriptions():
     members = {"A": member("t u", "t:0 t:1 t:2 t:3", 1), "B": member("t", "", 1), "C": member("u", "", 1)}
     first = COOPERATIVE.assign({"t": 4, "u": 1}, members)
     assert len(first["A"]) == 2

@@ -17,7 +17,7 @@ MEMBER = MemberSubscription(("a", "b"), (("a", 0), ("b", 3)), 7, rack="r")
 
 
 @pytest.mark.parametrize("name", CLIENT_ASSIGNORS)
-def test_a_leader_learns_what_a_member_tells(name: str):
+def test_a_leader_learns_what_a_member_sends(name: str):
     assert decode_metadata(name, encode_metadata(name, MEMBER)) == MEMBER
     static = decode_metadata(name, encode_metadata(name, MemberSubscription(("a",))), "i")
     assert static == MemberSubscription(("a",), instance_id="i")

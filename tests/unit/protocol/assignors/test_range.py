@@ -50,7 +50,7 @@ def test_a_static_member_has_its_ranges_again_under_another_member_id():
     assert list(assign(RANGE, {"t1": 5, "t2": 5}, after).values()) == list(first.values())
 
 
-def test_what_members_own_does_not_count():
+def test_owned_partitions_do_not_count():
     members = {"A": member("t1", "t1:0 t1:1"), "B": member("t1 t2 t3", "t2:1"), "C": member("t2", "t2:2 t3:0 t3:1")}
     expected = {"A": "t1:0 t1:1", "B": "t1:2 t2:0 t2:1 t3:0 t3:1", "C": "t2:2"}
     assert assign(RANGE, {"t1": 3, "t2": 3, "t3": 2}, members) == expected

@@ -55,7 +55,7 @@ def test_a_member_with_the_quota_gets_the_one_that_is_left():
     assert assign(STICKY, {"t1": 2, "t2": 3}, members) == expected
 
 
-def test_of_two_with_more_than_the_quota_the_first_in_kafkas_order_keeps_it():
+def test_the_first_owner_in_kafkas_order_keeps_a_partition_above_the_quota():
     members = {
         "consumer1": member("t1 t2", "t1:0 t2:0", 1),
         "consumer2": member("t1 t2", "t1:1 t2:1", 1),
@@ -89,7 +89,7 @@ def test_members_come_and_go():
     assert third == {"consumer3": "t1:2 t2:3 t1:0 t2:1", "consumer4": "t2:2 t1:1 t2:0"}
 
 
-def test_what_a_member_keeps_is_spread_over_the_topics():
+def test_the_partitions_that_a_member_keeps_are_spread_over_the_topics():
     counts = {"t1": 12, "t2": 12}
     members = {"consumer1": member("t1 t2")}
     assignment = STICKY.assign(counts, members)
@@ -111,7 +111,7 @@ def test_a_partition_that_two_claim_in_one_generation_is_nobodys():
 
 
 @pytest.mark.parametrize("stale", [9, -1])
-def test_of_two_claims_the_newer_generation_counts(stale: int):
+def test_the_newer_generation_of_two_claims_counts(stale: int):
     claim = "t:0 t:2 t2:1"
     members = {"consumer1": member("t t2", claim, 10), "consumer2": member("t t2", claim, stale)}
     assert in_order(assign(STICKY, {"t": 3, "t2": 3}, members)) == {"consumer1": claim, "consumer2": "t:1 t2:0 t2:2"}

@@ -203,7 +203,7 @@ def test_a_static_member_says_nothing_when_it_goes():
     assert member.next(300) == math.inf
 
 
-def test_a_fenced_name_is_told_for_ever(eager: ClassicMember):
+def test_a_fenced_name_stays_an_error(eager: ClassicMember):
     stable(eager, 1, 0)
     answer(eager, HeartbeatRequest, FencedInstanceIdError("another"), 3)
     step = eager.step()
@@ -215,7 +215,7 @@ def test_a_fenced_name_is_told_for_ever(eager: ClassicMember):
     assert eager.next(1_000) == math.inf
 
 
-def test_a_refusal_is_told_once_and_the_next_poll_tries_again(eager: ClassicMember):
+def test_a_refusal_is_reported_once_and_the_next_poll_tries_again(eager: ClassicMember):
     assert steps(eager) == []
     answer(eager, JoinGroupRequest, GroupMaxSizeReachedError("full"))
     assert eager.wants_poll
@@ -226,7 +226,7 @@ def test_a_refusal_is_told_once_and_the_next_poll_tries_again(eager: ClassicMemb
     answer(eager, JoinGroupRequest, joined(1))
 
 
-def test_a_store_that_is_away_is_asked_again_and_told_after_a_while(eager: ClassicMember):
+def test_a_store_that_is_away_is_asked_again_and_reported_after_a_while(eager: ClassicMember):
     assert steps(eager) == []
     now = 0.0
     while not eager.wants_poll:
@@ -354,7 +354,7 @@ def modern() -> ConsumerMember:
     return member
 
 
-def test_joining_tells_everything():
+def test_the_heartbeat_that_joins_sends_everything():
     member = ConsumerMember(options("uniform"))
     assert steps(member) == []
     assert member.next(0) == ConsumerGroupHeartbeatRequest(
@@ -369,7 +369,7 @@ def test_joining_tells_everything():
     )
 
 
-def test_what_is_revoked_is_acknowledged_at_once(modern: ConsumerMember):
+def test_a_revocation_is_acknowledged_at_once(modern: ConsumerMember):
     beat = answer(modern, ConsumerGroupHeartbeatRequest, told(5, 0), 5)
     assert beat == ConsumerGroupHeartbeatRequest(
         member_id=ME, member_epoch=5, owned=(OwnedPartition(ID, 0), OwnedPartition(ID, 1)), since_poll_ms=0
@@ -392,7 +392,7 @@ def test_a_topic_that_was_made_again_is_another(modern: ConsumerMember):
     assert modern.owned == {TopicPartition("t", 0): str(NEW_ID)}
 
 
-def test_after_a_lost_answer_everything_is_told_again(modern: ConsumerMember):
+def test_after_a_lost_response_everything_is_sent_again(modern: ConsumerMember):
     answer(modern, ConsumerGroupHeartbeatRequest, NetworkError("broken"), 5)
     again = modern.next(8)
     assert isinstance(again, ConsumerGroupHeartbeatRequest)
@@ -422,7 +422,7 @@ def test_a_target_that_comes_during_the_listener_is_taken_next(modern: ConsumerM
     assert steps(modern) == [Revoked(at(1, 2)), Assigned(at())]
 
 
-def test_the_revocation_of_what_no_heartbeat_told_of_is_acknowledged(modern: ConsumerMember):
+def test_the_revocation_of_what_no_heartbeat_reported_is_acknowledged(modern: ConsumerMember):
     """Send the owned partitions: otherwise the store waits until the rebalance timeout, and fences the member."""
     answer(modern, ConsumerGroupHeartbeatRequest, told(6, 0, 1, 2), 5)
     step = modern.step()

@@ -440,7 +440,7 @@ def test_the_mask_is_what_the_definition_says(node, records):
 
 
 @given(_nodes)
-def test_what_is_shown_parses_to_the_same(node):
+def test_the_text_of_an_expression_parses_to_the_same(node):
     text = text_of(node)
     assert text_of(parse_where(text)) == text
     batch = batch_of([(b"ada", b'{"a":1}', 1), (None, b"[]", 0), (b"1", b"1.5", 2)])

@@ -49,7 +49,7 @@ def test_kafkas_own_configurations_are_ignored_by_name(caplog):
     ]
 
 
-def test_a_misspelt_configuration_is_told_with_the_one_that_was_meant(caplog):
+def test_a_misspelt_configuration_gets_the_nearest_name_as_a_hint(caplog):
     given = {"kafka.enable.idempotance": "false", "kafka.securty.protocol": "SSL", "kafka.session.timeout.ms": "9"}
     parse_sink_options(WHERE | given)
     assert caplog.messages[0].endswith(

@@ -19,7 +19,7 @@ def test_a_fault_of_this_program_is_shown_once_and_the_next_position_is_tried(ca
         committer.flush(10)
     assert len(tried) == 6
     expected, fault = caplog.records
-    assert "away; the query goes on" in expected.getMessage()
+    assert "away; the query continues" in expected.getMessage()
     assert expected.exc_info is None
-    assert "'fault'; the query goes on" in fault.getMessage()
+    assert "'fault'; the query continues" in fault.getMessage()
     assert fault.exc_info

@@ -286,11 +286,11 @@ def test_a_time_for_all_counts_before_times_by_partition_and_these_before_offset
         ),
     ],
 )
-def test_every_wrong_option_is_told_in_one_line(options, message):
+def test_every_wrong_option_is_reported_in_one_line(options, message):
     assert re.search(message, refused(NEEDED | options)), refused(NEEDED | options)
 
 
-def test_what_only_a_stream_takes_is_refused_in_a_batch_or_said_to_be_ignored(caplog):
+def test_options_of_streams_are_refused_in_a_batch_or_reported_as_ignored(caplog):
     for starting, message in [
         ("latest", "starting offset can't be latest for batch queries"),
         ('{"flights":{"0":4,"1":-1}}', "startingOffsets for flights-1 can't be latest for batch queries"),
@@ -326,7 +326,7 @@ def test_a_stream_has_no_end(option, value, kind):
         check_stream(options)
 
 
-def test_a_misspelt_option_of_kafkas_consumer_is_told_with_the_one_that_was_meant():
+def test_a_misspelt_option_of_kafkas_consumer_gets_the_nearest_name_as_a_hint():
     given = {
         "kafka.isolation.levle": "read_committed",
         "kafka.auto.offset.rest": "earliest",

@@ -102,7 +102,7 @@ def test_bounds_on_offsets_are_exact_and_taken_off_spark(kind, value):
         Not(LessThan(("timestamp",), EPOCH)),
     ],
 )
-def test_what_is_not_understood_narrows_nothing_and_is_left_to_spark(one):
+def test_unknown_filters_narrow_nothing_and_are_left_to_spark(one):
     pushed = PushedFilters()
     assert pushed.push([one]) == [one]
     assert pushed.narrow(RANGES) == RANGES

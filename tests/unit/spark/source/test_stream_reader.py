@@ -42,7 +42,7 @@ def test_a_mount_that_is_away_fails_the_query_and_moves_no_position(data, subscr
     assert query.latestOffset(at, ReadAllAvailable()) == at
 
 
-def test_a_topic_that_is_out_of_sight_goes_on_where_it_was(data, caplog):
+def test_a_topic_that_is_out_of_sight_continues_where_it_was(data, caplog):
     query = reader(data)
     at = query.latestOffset(query.initialOffset(), ReadAllAvailable())
     weather, flights = data / "topics/weather", data / "topics/flights"

@@ -31,7 +31,7 @@ def test_new_partitions_and_topics_are_read_from_earliest():
     assert loss == "topic a, partition 0 is new to the query and starts at offset 7 instead of 0"
 
 
-def test_retention_that_overtook_the_query_is_a_loss_and_reading_goes_on_at_the_log_start():
+def test_retention_that_overtook_the_query_is_a_loss_and_reading_continues_at_the_log_start():
     found = look(at({("a", 0): 3, ("a", 1): 8}), [topic("a", (8, 10), (8, 10))])
     assert found.unread == {("a", 0): Unread(8, 10), ("a", 1): Unread(8, 10)}
     [loss] = found.losses
@@ -52,7 +52,7 @@ def test_topics_and_partitions_that_are_gone_are_losses():
     assert [loss.split(" is gone")[0] for loss in found.losses] == ["topic a, partition 1", "topic b"]
 
 
-def test_what_is_out_of_sight_keeps_its_position_and_goes_on_there():
+def test_a_partition_out_of_sight_keeps_its_position_and_continues_there():
     start = at({("a", 0): 3, ("a", 1): 4, ("b", 0): 7, ("c", 0): 1, ("c", 1): 1}, a="id-a", b="id-b", c="old")
     there = [topic("a", (0, 5)), topic("c", (0, 2), id="new")]
     found = look(start, there)

@@ -1,6 +1,6 @@
-"""A broker's coordinator in a separate process, to be stopped and killed.
+"""A broker's cluster state in a separate process, to be stopped and killed.
 
-``python -m tests.support.coordinator_process CONNECT DIRECTORY ID SESSION_MS [TOPIC_ID]``; with the id of a topic,
+``python -m tests.support.cluster_state_process CONNECT DIRECTORY ID SESSION_MS [TOPIC_ID]``; with the id of a topic,
 there is a table t with four partitions and two replicas of each.
 
 It writes a JSON line for each event: its registration, a change of its lease, and after a stop of more than a fifth of
@@ -30,11 +30,11 @@ from logstore.journal.identity import FoundJournal
 ROOT = Path(__file__).parents[2]
 
 
-class CoordinatorProcess:
+class ClusterStateProcess:
     def __init__(
         self, connect: str, directory: Path, broker_id: int, session_timeout_ms: int, topic_id: UUID | None = None
     ) -> None:
-        command = [sys.executable, "-m", "tests.support.coordinator_process", connect, str(directory)]
+        command = [sys.executable, "-m", "tests.support.cluster_state_process", connect, str(directory)]
         topics = [] if topic_id is None else [str(topic_id)]
         self.process = subprocess.Popen(
             [*command, str(broker_id), str(session_timeout_ms), *topics],
@@ -80,7 +80,7 @@ def table(topic_id: UUID) -> KnownTopic:
 async def _run(
     connect: str, directory: Path, broker_id: int, session_timeout_ms: int, tables: list[KnownTopic]
 ) -> None:
-    coordinator = ZooKeeperClusterState(
+    cluster_state = ZooKeeperClusterState(
         connect,
         directory / "data",
         directory / f"broker-{broker_id}",
@@ -90,17 +90,17 @@ async def _run(
         peer=f"h{broker_id}:1",
         session_timeout_ms=session_timeout_ms,
     )
-    await coordinator.start(lambda _: FoundJournal(Path(), 0, None, is_empty=True))
-    await coordinator.find_leaders(tables)
+    await cluster_state.start(lambda _: FoundJournal(Path(), 0, None, is_empty=True))
+    await cluster_state.find_leaders(tables)
     epoch, lease, last = -1, False, time.monotonic()
     while True:
-        now, held = time.monotonic(), coordinator.has_lease
+        now, held = time.monotonic(), cluster_state.has_lease
         if now - last > 0.2:
-            _say("stopped", seconds=now - last, lease=held, state=coordinator.zookeeper.state.value)
+            _say("stopped", seconds=now - last, lease=held, state=cluster_state.zookeeper.state.value)
         if held != lease:
             _say("lease", held=held)
-        if coordinator.registration.broker_epoch not in {epoch, -1}:
-            epoch = coordinator.registration.broker_epoch
+        if cluster_state.registration.broker_epoch not in {epoch, -1}:
+            epoch = cluster_state.registration.broker_epoch
             _say("registered", epoch=epoch)
         lease, last = held, now
         await asyncio.sleep(0.005)

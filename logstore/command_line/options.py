@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli import profiles
 from logstore.client.addresses import DEFAULT_URL, URL_VARIABLE, environment_url
+from logstore.command_line import profiles
 from logstore.errors import DataDirectoryError
 from logstore.local_path import local_path
 

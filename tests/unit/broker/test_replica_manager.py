@@ -84,7 +84,9 @@ def test_an_acknowledged_record_is_on_all_replicas_and_the_next_leader_has_it(tm
     run(scenario())
 
 
-def test_what_is_not_on_all_replicas_is_not_shown_and_is_truncated_by_the_next_leader(tmp_path: Path) -> None:
+def test_records_that_are_not_on_all_replicas_are_not_shown_and_are_truncated_by_the_next_leader(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             first, second = cluster.brokers.values()
@@ -123,7 +125,7 @@ def test_a_follower_that_stays_behind_leaves_the_isr_and_joins_it_again(tmp_path
             )
             await all_have(cluster, 2)
             # On a slow machine both may fall behind together, and come back one by one.
-            assert 1 <= leader.replicas.isr_shrinks <= leader.replicas.isr_expands
+            assert 1 <= leader.replica_manager.isr_shrinks <= leader.replica_manager.isr_expands
 
     run(scenario())
 
@@ -208,7 +210,7 @@ def test_followers_free_what_the_leader_has_sealed_and_a_new_leader_reads_it_fro
 async def _nothing() -> None: ...
 
 
-def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(
+def test_a_new_leader_reports_no_end_before_its_followers_have_what_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -331,11 +333,11 @@ def test_an_isr_change_that_is_refused_ends_only_the_epoch_that_asked_for_it(tmp
                 await answered.wait()
                 raise FencedLeaderEpochError("another leader")
 
-            coordinator = cluster.coordinators[1]
-            alter, coordinator.alter_partition = coordinator.alter_partition, refused
+            cluster_state = cluster.cluster_states[1]
+            alter, cluster_state.alter_partition = cluster_state.alter_partition, refused
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
             await asked.wait()
-            coordinator.alter_partition = alter
+            cluster_state.alter_partition = alter
             cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(1, 2))
             cluster.elect(topic.topic_id, 0, 1)
             answered.set()
@@ -400,7 +402,7 @@ def test_a_follower_that_may_join_counts_for_the_high_watermark_at_once(tmp_path
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
             role = log_of(leader).require_leader()
             role.fetched(2, 1, 0, 0.0)
-            leader.replicas.followed(log_of(leader), 2)
+            leader.replica_manager.followed(log_of(leader), 2)
             assert role.in_sync_replicas.proposed == (1, 2)
 
     run(scenario())
@@ -443,10 +445,10 @@ def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(
             cluster.cut.add((2, 1))
             await leader.produce.records.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
-            shrinks = leader.replicas.isr_shrinks
+            shrinks = leader.replica_manager.isr_shrinks
             await asyncio.sleep(3)
             assert cluster.states[topic.topic_id, 0].in_sync_replicas == (1,)
-            assert leader.replicas.isr_shrinks == shrinks
+            assert leader.replica_manager.isr_shrinks == shrinks
 
     run(scenario())
 
@@ -498,19 +500,19 @@ def test_a_damaged_document_is_asked_for_again_after_a_pause(tmp_path: Path) -> 
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             asked = []
-            coordinator = cluster.coordinators[1]
+            cluster_state = cluster.cluster_states[1]
 
             async def damaged(*_: object, **__: object) -> PartitionState:
                 asked.append(1)
                 await asyncio.sleep(0.001)
                 raise ClusterStateError("edited by hand")
 
-            alter, coordinator.alter_partition = coordinator.alter_partition, damaged
+            alter, cluster_state.alter_partition = cluster_state.alter_partition, damaged
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
             await eventually_async(lambda: asked, "not asked for")
             await asyncio.sleep(0.5)
             assert len(asked) <= 4
-            coordinator.alter_partition = alter
+            cluster_state.alter_partition = alter
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2), "not joined")
 
     run(scenario())
@@ -542,7 +544,7 @@ def test_an_epoch_from_an_older_state_of_zookeeper_is_not_led(tmp_path: Path, kn
     run(scenario())
 
 
-def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradict(tmp_path: Path) -> None:
+def test_a_leader_without_a_lease_reports_nothing_that_another_leader_may_contradict(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3) as cluster:
             zombie, second = cluster.brokers[1], cluster.brokers[2]
@@ -550,7 +552,7 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
             await produce(zombie, topic, [b"0"])
             await all_have(cluster, 1)
             log = log_of(zombie)
-            cluster.coordinators[1].has_lease = False
+            cluster.cluster_states[1].has_lease = False
             for _ in range(20):
                 assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
                 await asyncio.sleep(0.01)
@@ -559,23 +561,23 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
             before = cluster.states[topic.topic_id, 0]
             state = dataclasses.replace(before, leader=2, leader_epoch=log.leader_epoch + 1, in_sync_replicas=(2, 3))
             cluster.states[topic.topic_id, 0] = state
-            cluster.coordinators[2].tell(topic.topic_id, 0, state)
+            cluster.cluster_states[2].tell(topic.topic_id, 0, state)
             await eventually_async(lambda: not log.is_settled, "the follower does not say that it follows no more")
             assert log.is_leader
             with pytest.raises(NotLeaderOrFollowerError, match="another one may lead"):
                 await read_all(zombie, topic)
             assert "other brokers may lead its partitions" in str(zombie.not_ready_reason)
             assert known_end(log, {}) is None
-            cluster.coordinators[3].tell(topic.topic_id, 0, state)
+            cluster.cluster_states[3].tell(topic.topic_id, 0, state)
             await produce(second, second.topics.served.topic(INTERNAL, "t"), [b"1"])
-            cluster.coordinators[1].tell(topic.topic_id, 0, state)
+            cluster.cluster_states[1].tell(topic.topic_id, 0, state)
             await all_have(cluster, 2)
             assert zombie.not_ready_reason is None, "it knows who leads"
 
     run(scenario())
 
 
-def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_path: Path) -> None:
+def test_a_leader_without_a_lease_whose_follower_is_silent_reports_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             leader = cluster.brokers[1]
@@ -586,7 +588,7 @@ def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_pat
             cluster.cut.add((2, 1))
             await eventually_async(lambda: follower.wake is None, "the session goes on")
             assert log.is_settled, "nobody else leads as long as there is a lease"
-            cluster.coordinators[1].has_lease = False
+            cluster.cluster_states[1].has_lease = False
             assert not log.is_settled
             in_sync = log.require_leader().in_sync_replicas
             assert in_sync is not None

@@ -1,4 +1,4 @@
-"""Coordinators of a cluster's brokers, in one process, on a real ZooKeeper."""
+"""Cluster states of a cluster's brokers, in one process, on a real ZooKeeper."""
 
 import asyncio
 import contextlib
@@ -62,10 +62,10 @@ class Brokers:
 
     async def start(self, *broker_ids: int, **options) -> list[ZooKeeperClusterState]:
         for broker_id in broker_ids:
-            coordinator = self.make(broker_id, **options)
-            await coordinator.start(no_journal)
-            self.running[broker_id] = coordinator
-            await coordinator.find_leaders(self.tables)
+            cluster_state = self.make(broker_id, **options)
+            await cluster_state.start(no_journal)
+            self.running[broker_id] = cluster_state
+            await cluster_state.find_leaders(self.tables)
         return [self.running[broker_id] for broker_id in broker_ids]
 
     async def stop(self, broker_id: int) -> None:
@@ -75,11 +75,11 @@ class Brokers:
         """Create a topic that all brokers know and that is placed; wait until every broker's view has it."""
         topic = KnownTopic(name, uuid.uuid4(), (0,) * partitions, replication_factor=replication_factor)
         self.tables.append(topic)
-        for coordinator in self.running.values():
-            coordinator.set_partitions(topic)
-        for coordinator in self.running.values():
+        for cluster_state in self.running.values():
+            cluster_state.set_partitions(topic)
+        for cluster_state in self.running.values():
             await eventually_async(
-                lambda it=coordinator: it.partition_state(topic.topic_id, 0).leader != -1, "no leader"
+                lambda it=cluster_state: it.partition_state(topic.topic_id, 0).leader != -1, "no leader"
             )
         return topic.topic_id
 
@@ -100,9 +100,9 @@ class Brokers:
         changed = TopicRegistration(found.topic_id, found.version, found.deleting, (row,))
         await self.zookeeper.write(path, znodes.encode(path, changed), node.version)
 
-    async def seen_by(self, coordinators: Iterable[ZooKeeperClusterState], found: Callable, what: str) -> None:
-        for coordinator in coordinators:
-            await eventually_async(lambda it=coordinator: found(it), what)
+    async def seen_by(self, cluster_states: Iterable[ZooKeeperClusterState], found: Callable, what: str) -> None:
+        for cluster_state in cluster_states:
+            await eventually_async(lambda it=cluster_state: found(it), what)
 
     @property
     def controller(self) -> ZooKeeperClusterState | None:
@@ -117,17 +117,17 @@ async def brokers_on(servers: str, directory: Path) -> AsyncIterator[Brokers]:
     try:
         yield brokers
     finally:
-        for coordinator in brokers.running.values():
+        for cluster_state in brokers.running.values():
             with contextlib.suppress(Exception):
-                await coordinator.stop()
+                await cluster_state.stop()
         await brokers.zookeeper.stop()
 
 
-async def expire(coordinator: ZooKeeperClusterState) -> None:
-    """End the coordinator's session in ZooKeeper: a second connection to the session closes it."""
+async def expire(cluster_state: ZooKeeperClusterState) -> None:
+    """End the cluster state's session in ZooKeeper: a second connection to the session closes it."""
     from kazoo.client import KazooClient
 
-    zookeeper = coordinator.zookeeper
+    zookeeper = cluster_state.zookeeper
     client_id = zookeeper._client.client_id
     told: list[SessionState] = []
     zookeeper.listen(told.append)
@@ -139,7 +139,7 @@ async def expire(coordinator: ZooKeeperClusterState) -> None:
         with contextlib.suppress(AssertionError):
             await eventually_async(lambda: SessionState.EXPIRED in told, seconds=3)
             return
-        # The coordinator's own client has reconnected first, which ended the connection of this one.
+        # The cluster state's own client has reconnected first, which ended the connection of this one.
     raise AssertionError("the session does not end")
 
 

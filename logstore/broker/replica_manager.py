@@ -1,4 +1,4 @@
-"""The roles of this broker's partitions: each event of the coordinator makes it a partition's leader or a follower.
+"""The roles of this broker's partitions: each event of the cluster state makes it a partition's leader or a follower.
 
 A leader takes appends at once, and changes the ISR of its partition: followers that have caught up join, those that
 stay behind leave (``replica.lag.time.max.ms``). A follower fetches from its leader.
@@ -43,14 +43,14 @@ _RETRY_S: Final = 0.2
 _QUIET_S: Final = 0.001
 
 
-class Replicas:
+class ReplicaManager:
     """``connect`` opens a connection to a broker. ``session_s`` is how long a follower counts as one after its last
     fetch. ``changed`` is called with a partition whose leader changed here, or that can now be rolled.
     """
 
     def __init__(
         self,
-        coordinator: ClusterState,
+        cluster_state: ClusterState,
         journal: Journal,
         roller: Roller,
         clock: Clock,
@@ -62,7 +62,7 @@ class Replicas:
         session_s: float,
         changed: Callable[[Topic, int], None],
     ) -> None:
-        self._coordinator = coordinator
+        self._cluster_state = cluster_state
         self._journal = journal
         self._roller = roller
         self._clock = clock
@@ -91,7 +91,7 @@ class Replicas:
         self._is_stopped = False
         self._checking: asyncio.Task[None] | None = None
         self.isr_shrinks = self.isr_expands = 0
-        coordinator.listen_to_brokers(self._brokers_changed)
+        cluster_state.listen_to_brokers(self._brokers_changed)
 
     async def stop(self) -> None:
         self._is_stopped = True
@@ -106,11 +106,11 @@ class Replicas:
     # ---- roles ------------------------------------------------------------------------------------------------------
 
     def partition_changed(self, topic: Topic, partition_log: PartitionLog, state: PartitionState) -> None:
-        """Apply the coordinator's event."""
+        """Apply the cluster state's event."""
         key = _key(partition_log)
         self._states[key] = state
         self._topics[key] = topic
-        me = self._coordinator.broker_id
+        me = self._cluster_state.broker_id
         leads = state.leader == me and not state.recovering
         if leads and partition_log.is_leader and partition_log.leader_epoch == state.leader_epoch:
             self._commit(key, partition_log, state)
@@ -165,7 +165,7 @@ class Replicas:
         try:
             if in_table is not None and in_table.leader_epoch > state.leader_epoch:
                 raise FencedLeaderEpochError(f"Epoch {in_table.leader_epoch} has written to the table already.")
-            partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
+            partition_log.state.forget_producers(self._cluster_state.producer_ids_begin)
             partition_log.become_leader(
                 state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease, self._is_followed
             )
@@ -181,7 +181,7 @@ class Replicas:
         self._changed(topic, partition_log.partition)
 
     def _in_sync_replicas(self, topic: Topic, state: PartitionState) -> InSyncReplicas | None:
-        me = self._coordinator.broker_id
+        me = self._cluster_state.broker_id
         if state.replicas == (me,):
             return None
         return InSyncReplicas(
@@ -197,17 +197,17 @@ class Replicas:
         """The reason why requests should go elsewhere: other brokers may lead all partitions with several replicas that
         this one leads. None otherwise.
         """
-        if self._coordinator.has_lease or not self._replicated:
+        if self._cluster_state.has_lease or not self._replicated:
             return None
         if not all(log.is_leader and log.require_leader().is_cut_off for log in self._replicated.values()):
             return None
         return (
-            f"broker {self._coordinator.broker_id} reaches neither ZooKeeper nor the other replicas in sync, so that "
+            f"broker {self._cluster_state.broker_id} reaches neither ZooKeeper nor the other replicas in sync, so that "
             "other brokers may lead its partitions by now"
         )
 
     def _has_lease(self) -> bool:
-        return self._coordinator.has_lease
+        return self._cluster_state.has_lease
 
     def _is_followed(self, in_sync: InSyncReplicas) -> bool:
         return in_sync.all_fetch(self._clock.monotonic() - self._session_s)
@@ -254,11 +254,11 @@ class Replicas:
             partition_log.follow_leader(sealed, sealed, partition_log.log_start_offset)
             self._journal.release(partition_log.topic_id, partition, partition_log.sealed_offset)
         elif not await reset_to_table(
-            self._journal, topic, partition_log, self._coordinator.producer_ids_begin, lambda: partition_log.is_quiet
+            self._journal, topic, partition_log, self._cluster_state.producer_ids_begin, lambda: partition_log.is_quiet
         ):
             return
         log.warning("replica.recovered_unclean", partition=str(partition_log), epoch=state.leader_epoch, agrees=agrees)
-        await self._coordinator.alter_partition(
+        await self._cluster_state.alter_partition(
             topic.topic_id, partition, state, state.in_sync_replicas, broker_epochs={}, recovering=False
         )
 
@@ -307,7 +307,7 @@ class Replicas:
     async def _reset(self, topic: Topic, partition_log: PartitionLog, is_wanted: Callable[[], bool]) -> bool:
         """Begin a follower's log again at the end of the table."""
         await self._roller.refresh(topic)
-        begin = self._coordinator.producer_ids_begin
+        begin = self._cluster_state.producer_ids_begin
         done = is_wanted() and await reset_to_table(self._journal, topic, partition_log, begin, is_wanted)
         if done:
             log.info("replica.begins_at_table", partition=str(partition_log))
@@ -320,7 +320,7 @@ class Replicas:
         leadership = partition_log.require_leader()
         if leadership.in_sync_replicas is None:
             leadership.replicate(self._in_sync_replicas(self._topics[key], state))
-        elif state.replicas == (self._coordinator.broker_id,):
+        elif state.replicas == (self._cluster_state.broker_id,):
             leadership.replicate(None)
             leadership.advance(partition_log.log_end_offset)
         else:
@@ -354,7 +354,7 @@ class Replicas:
             one
             for one, follower in in_sync.followers.items()
             if in_sync.may_join(one, high_watermark, epoch_start)
-            and self._coordinator.may_join(one, follower.broker_epoch)
+            and self._cluster_state.may_join(one, follower.broker_epoch)
         ]
         if joining:
             self._alter(key, partition_log, (*in_sync.committed, *joining))
@@ -421,7 +421,7 @@ class Replicas:
         try:
             while True:
                 try:
-                    await self._coordinator.alter_partition(
+                    await self._cluster_state.alter_partition(
                         topic.topic_id, partition_log.partition, seen, wanted, broker_epochs=epochs
                     )
                 except (BrokerNotReadyError, ClusterStateError):  # the outcome is open; the next try learns it
@@ -475,7 +475,7 @@ class Replicas:
             log.warning("replica.not_refreshed", topic=topic.name, why=str(error))
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
-        if self._is_stopped:  # events come until the coordinator has stopped
+        if self._is_stopped:  # events come until the cluster state has stopped
             work.close()
             return
         task = asyncio.create_task(work)

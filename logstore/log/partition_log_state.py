@@ -26,7 +26,7 @@ from logstore.segments.footer import SegmentFooter
 _CONTROL: Final = FrameType.CONTROL
 
 
-class PartitionState:
+class PartitionLogState:
     __slots__ = ("_knows_all_producers", "idempotency_keys", "leader_epochs", "open_transactions", "producers")
 
     def __init__(

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from logstore.cli.command_group import USAGE, CommandGroup, fail
-from logstore.cli.options import JsonOption, UrlOption, given_path, given_url
+from logstore.command_line.command_group import USAGE, CommandGroup, fail
+from logstore.command_line.options import JsonOption, UrlOption, given_path, given_url
 
 #: The exit code of a run that passed over a topic because another run of the job was working on it. All else was done.
 BUSY = 3
@@ -45,7 +45,7 @@ TopicOption = Annotated[
         "--topic", "-t", metavar="GLOB", help="A topic, or a glob such as 'web-*'; may be repeated. [default: all]"
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 
 
 def _size(text: str) -> int:
@@ -153,7 +153,7 @@ def merge(
 ) -> None:
     """Join small segments.
 
-    They become files of merge.target.bytes. A store does it by itself; this is for a backlog.
+    They become files of merge.target.bytes. A running store does this by itself; the job is for a backlog.
     """
     _run(ctx, "merge", data, topic, url, dry_run=dry_run, json=json, rate=max_bytes_per_second)
 
