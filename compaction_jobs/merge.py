@@ -86,7 +86,7 @@ def _join(
 ) -> AttemptResult:
     config, now_ms = topic.config(snapshot), context.clock.now_ms()
     files = topic.table.files
-    tasks = [merge_task(g, topic.name, files.uri, snapshot.partitions[g.partition], config, now_ms) for g in groups]
+    tasks = [merge_task(group, topic.name, files.uri, snapshot, config, now_ms) for group in groups]
     planned = {group.partition for group in groups}
     try:
         with disk_errors(f"joining segments of topic {topic.name!r}"):

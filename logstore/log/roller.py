@@ -19,6 +19,7 @@ from typing import TypeVar
 import structlog
 
 from logstore.clock import Clock
+from logstore.delta.columns import layout_of
 from logstore.delta.topic_table import RollPart
 from logstore.errors import (
     CommitConflictError,
@@ -45,7 +46,7 @@ from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
 from logstore.records.batch_identity import unpack_batches
 from logstore.records.transactions import Marker
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import TableLayout
 from logstore.segments.offset_ranges import OffsetRanges, join_ranges
 from logstore.segments.reader import verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
@@ -282,14 +283,14 @@ class Roller:
         """Write all files or none: a failed write leaves no file. Raises StorageFullError, StorageError and
         JournalRangeFreedError.
         """
-        codec = topic.config.segment_codec
+        codec, layout = topic.config.segment_codec, layout_of(topic.name, topic.snapshot)
         parts: list[RollPart] = []
         written: list[Segment] = []
         try:
             for span in spans:
                 first = len(written)
                 for piece in span.pieces:
-                    segment = self._write_piece(topic, span, piece, codec)
+                    segment = self._write_piece(topic, span, piece, codec, layout)
                     written.append(segment)
                 segments = tuple(written[first:])
                 parts.append(RollPart(span.partition, span.base_offset, span.end_offset, span.leader_epoch, segments))
@@ -300,7 +301,7 @@ class Roller:
             raise
         return parts
 
-    def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str) -> Segment:
+    def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str, layout: TableLayout) -> Segment:
         with SegmentWriter(
             topic.table.files,
             span.partition,
@@ -308,7 +309,7 @@ class Roller:
             piece.end_offset,
             span.leader_epoch,
             codec,
-            layout=layout_of(topic.name),
+            layout=layout,
         ) as writer:
             append_time_ms = 0
             is_append_time = False
