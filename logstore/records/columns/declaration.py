@@ -27,7 +27,8 @@ _PREFIX: Final = "value_"
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s,.`<>()]+))")
 _FROM: Final = re.compile(r"\s+from(?=[\s`])", re.IGNORECASE)
-_FORBIDDEN: Final = re.compile("[" + re.escape("".join(sorted(FORBIDDEN_IN_NAMES))) + "]+")
+#: Runs of characters that a column cannot have in its name.
+FORBIDDEN: Final = re.compile("[" + re.escape("".join(sorted(FORBIDDEN_IN_NAMES))) + "]+")
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:
@@ -98,7 +99,7 @@ def _declaration(text: str) -> Column:
         raise ValueError(f"column {name!r} has no type: write for example {_quoted(name)} STRING")
     if text[at] == ".":
         end = _end_of_path(text)
-        proposal = f"{_FORBIDDEN.sub('_', text[:end].strip())} {text[end:].strip()} FROM {text[:end].strip()}"
+        proposal = f"{FORBIDDEN.sub('_', text[:end].strip())} {text[end:].strip()} FROM {text[:end].strip()}"
         raise ValueError(f"a column has no dot in its name, and reads a path: write {proposal}")
     conversion = Conversion.parse(head.strip())
     fields = parse_field(path[0]) if path else (name,)
@@ -106,7 +107,7 @@ def _declaration(text: str) -> Column:
     if bad := sorted(FORBIDDEN_IN_NAMES.intersection(column)):
         raise ValueError(
             f"the name {column!r} has {bad[0]!r}, which a table's names cannot have: write "
-            f"{_quoted(_FORBIDDEN.sub('_', column))} {head.strip()} FROM {field_text(fields)}"
+            f"{_quoted(FORBIDDEN.sub('_', column))} {head.strip()} FROM {field_text(fields)}"
         )
     return Column(column, fields, str(conversion), conversion.type)
 
