@@ -24,6 +24,7 @@ import pyarrow as pa
 from logstore.delta.actions import MetaData
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.table_features import COLUMN_MAPPING, MAPPING_PROPERTY, fields_of, physical_name
+from logstore.delta.table_state import AddedFile
 from logstore.errors import InvalidConfigError
 from logstore.records.columns.declaration import (
     COLUMNS_MAX,
@@ -184,6 +185,34 @@ def _without_clashes(columns: Sequence[Column]) -> tuple[list[Column], list[tupl
     return kept, left
 
 
+# ---- rows without columns -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFill:
+    """How far the declared columns of a table are filled, according to its log: ``misfits`` are rows that have a
+    ``value_error``; an unfilled file is from before a column was declared, or from another writer.
+    """
+
+    misfits: int = 0
+    unfilled: tuple[AddedFile, ...] = ()
+
+    @property
+    def unfilled_records(self) -> int:
+        return sum(file.num_records or 0 for file in self.unfilled)
+
+
+def column_fill(topic: str, snapshot: TopicSnapshot) -> ColumnFill:
+    """Return how far the columns are filled. No file is opened."""
+    layout = layout_of(topic, snapshot)
+    if layout.fingerprint is None:
+        return ColumnFill()
+    wanted = frozenset(layout.extra.names)
+    files = snapshot.table.files
+    unfilled = (file for file in files if file.num_records != 0 and not (file.ours and file.filled >= wanted))
+    return ColumnFill(sum(file.misfits for file in files), tuple(unfilled))
+
+
 # ---- types ----------------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +331,7 @@ def _changed(topic: str, meta_data: MetaData, change: ColumnChange) -> ChangedCo
     by_name = {str(field["name"]).lower(): field for field in fields}
     active = {column.name: column for column in before.columns}
     resting = {column.name: column for column in before.retired}
-    retired = _retired(change, active)
+    retired = _retired(change, active, resting)
     added: list[Column] = []
     for column in change.declared:
         if (known := active.get(column.name)) is not None:
@@ -349,15 +378,15 @@ def _changed(topic: str, meta_data: MetaData, change: ColumnChange) -> ChangedCo
     return ChangedColumns(changed, tuple(added), tuple(retired))
 
 
-def _retired(change: ColumnChange, active: Mapping[str, Column]) -> list[Column]:
+def _retired(change: ColumnChange, active: Mapping[str, Column], resting: Collection[str]) -> list[Column]:
     declared = {column.name for column in change.declared}
     if change.is_whole:
         return [column for name, column in active.items() if name not in declared]
     for name in change.retired:
-        if name not in active:
+        if name not in active and name not in resting:
             known = ", ".join(active) or "none"
             raise ValueError(f"{name!r} is not a declared column that can be retired: those are {known}")
-    return [active[name] for name in dict.fromkeys(change.retired)]
+    return [active[name] for name in dict.fromkeys(change.retired) if name in active]
 
 
 def _require_same(known: Column, column: Column) -> None:

@@ -130,6 +130,7 @@ def test_a_retired_column_keeps_its_values_and_its_name(tmp_path: Path) -> None:
     table = typed_topic(tmp_path, "n BIGINT, s STRING")
     roll_values(table, [{"n": 1, "s": "a"}])
     table.change_columns(ColumnChange(retired=("s",)))
+    assert table.change_columns(ColumnChange(retired=("s",))) is None
     roll_values(table, [{"n": 2, "s": "b"}])
     expected = [{"n": 1, "s": "a", "value_error": None}, {"n": 2, "s": None, "value_error": None}]
     assert columns_of(table) == expected
