@@ -37,7 +37,13 @@ def derive(schema: ColumnSchema, values: pa.Array | pa.ChunkedArray) -> pa.Recor
     null columns; one that does not fit has null columns and a reason in ``value_error``.
     """
     deriver = _deriver(schema)
-    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    if values.type != pa.binary():
+        values = values.cast(pa.binary())
+    if isinstance(values, pa.ChunkedArray):
+        # Small chunks are joined, because a step has a fixed cost; large ones may be more than one array can have.
+        chunks = values.chunks if values.nbytes > CHUNK_BYTES_MAX else [values.combine_chunks()]
+    else:
+        chunks = [values]
     batches = [deriver.derive(part) for chunk in chunks for part in _parts(chunk, deriver.rows_max)]
     if len(batches) == 1:
         return batches[0]

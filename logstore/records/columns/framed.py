@@ -103,7 +103,8 @@ def _suspects(values: pa.Array) -> np.ndarray:
         found |= [not _is_utf8(value) for value in values.to_pylist()]
     found |= pc.match_substring_regex(values, "NaN|Inf").to_numpy(zero_copy_only=False)
     openers = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
-    return found | pc.greater(openers, VALUE_LEVELS_MAX).to_numpy(zero_copy_only=False)
+    found |= pc.greater(openers, VALUE_LEVELS_MAX).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _is_utf8(value: bytes) -> bool:
@@ -211,4 +212,5 @@ def _beyond_digits(array: pa.Array, conversion: Conversion) -> np.ndarray:
 
 
 def _mask(array: pa.Array) -> np.ndarray:
-    return pc.fill_null(array, fill_value=False).to_numpy(zero_copy_only=False)
+    """Return where a boolean array is true."""
+    return np.asarray(pc.fill_null(array, fill_value=False))

@@ -57,10 +57,10 @@ enum fault {
     NOT_JSON,
 };
 
-/* A field, and its column so far. A struct has `count` children from `first`, sorted by length and bytes of their names;
+/* A field, and its column so far. A struct has `children` from `first`, sorted by length and bytes of their names;
  * an array has its element at `first`, and `inner` is the space of its elements. */
 struct node {
-    int64_t kind, first, count, inner;
+    int64_t kind, first, children, inner;
     const uint8_t *name;
     int64_t name_length;
     int64_t parameter, precision; /* a decimal's scale, and digits; the microseconds of an epoch's unit */
@@ -76,7 +76,7 @@ struct node {
 /* Nodes that have the same number of elements: the rows, or the elements of an array. The nodes are members[first ...],
  * and those with offsets come first. */
 struct space {
-    int64_t first, count, variable;
+    int64_t first, members, variable;
     int64_t length, capacity, kept; /* kept: the length before the row that is read */
 };
 
@@ -550,7 +550,7 @@ static inline int compare(const struct node *node, const uint8_t *name, int64_t 
 
 /* The number of the field with a name; -1 if it is not declared. */
 static int64_t find(const struct node *nodes, const struct node *parent, const struct string *name) {
-    int64_t low = parent->first, high = parent->first + parent->count;
+    int64_t low = parent->first, high = parent->first + parent->children;
     while (low < high) {
         int64_t middle = (low + high) / 2;
         int order = compare(&nodes[middle], name->begin, name->end - name->begin);
@@ -782,7 +782,7 @@ static enum outcome read_value(struct reader *reader, struct node *node, int64_t
 
 /* Make the elements from `begin` to `end` of a space null again. */
 static void erase(const struct task *task, const struct space *space, int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < space->count; i++) {
+    for (int64_t i = 0; i < space->members; i++) {
         const struct node *node = &task->nodes[task->members[space->first + i]];
         for (int64_t at = begin; at < end; at++) {
             clear(node->valid, at);

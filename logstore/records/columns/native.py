@@ -42,7 +42,7 @@ class _Node(NamedTuple):
 
     kind: int
     first: int
-    count: int
+    children: int
     inner: int
     name: int
     name_length: int
@@ -62,7 +62,7 @@ class _Space(NamedTuple):
     """The fields of ``struct space``."""
 
     first: int
-    count: int
+    members: int
     variable: int
     length: int = 0
     capacity: int = 0
@@ -182,7 +182,7 @@ class KernelConverter:
             node = _Node(
                 kind=_KINDS[field.word],
                 first=entry.children.start,
-                count=len(entry.children),
+                children=len(entry.children),
                 inner=entry.inner,
                 name=name,
                 name_length=len(entry.name),

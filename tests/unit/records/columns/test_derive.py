@@ -200,6 +200,14 @@ def test_a_tombstone_has_null_columns_and_no_reason():
     ]
 
 
+def test_a_schema_without_columns_has_reasons():
+    assert rows_of(ColumnSchema(()), '{"i":1}', "[]", None) == [
+        {"value_error": None},
+        {"value_error": "$: expected an object, got an array"},
+        {"value_error": None},
+    ]
+
+
 def test_no_values_are_no_rows():
     schema = schema_of(ODD_SCHEMA)
     assert rows_of(schema) == []
@@ -299,18 +307,21 @@ def test_a_chunk_of_another_number_of_rows_is_not_believed():
     assert (rows[0].as_py(), left.tolist()) == ({"i": 1}, [False, True])
 
 
-@pytest.mark.parametrize("kind", ["slice", "chunked", "with nulls"])
-def test_any_binary_array_is_taken(kind: str):
+@pytest.mark.parametrize("kind", ["slice", "chunked", "large chunks", "with nulls", "large_binary", "binary_view"])
+def test_any_binary_array_is_taken(kind: str, monkeypatch: pytest.MonkeyPatch):
     schema, values = (
         schema_of("i bigint, s string"),
         [None if kind == "with nulls" and n % 3 else n for n in range(300)],
     )
     texts = pa.array([None if n is None else f'{{"i":{n},"s":"{n}"}}'.encode() for n in values], pa.binary())
     rows = [{"i": n, "s": None if n is None else str(n), "value_error": None} for n in values]
-    if kind == "chunked":
+    if kind == "large chunks":
+        monkeypatch.setattr(derive_module, "CHUNK_BYTES_MAX", 100)
+    if "chunk" in kind:
         derived = derive(schema, pa.chunked_array([texts[:7], texts[7:7], texts[7:]]))
     else:
-        derived = derive(schema, texts[100:290])
+        kinds = {"large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
+        derived = derive(schema, texts[100:290].cast(kinds.get(kind, pa.binary())))
         rows = rows[100:290]
     assert derived.to_pylist() == rows
 
