@@ -300,7 +300,7 @@ def test_pyarrow_is_never_given_a_bare_value(way: str):
 def test_a_chunk_of_another_number_of_rows_is_not_believed():
     """pyarrow.json takes two documents on a line for two rows: a frame that a value closed would be seen."""
     converter = FramedConverter(field_tree(schema_of("i bigint")))
-    with mock.patch("secrets.token_hex", return_value="0" * 16):
+    with mock.patch("logstore.records.columns.framed.random_bytes", return_value=bytes(8)):
         closed = b'{"i":1}}\n{"r0000000000000000":{"i":2}'
         rows, left = converter.convert(pa.array([b'{"i":1}', closed], pa.binary()))
     assert rows is not None
