@@ -1,7 +1,8 @@
-"""Compiles the codec of Kafka's record batches when a wheel is built or the checkout is installed as editable.
+"""Compiles the C sources when a wheel is built or the checkout is installed as editable: a library beside each.
 
 Hatchling calls it: pyproject.toml, ``[tool.hatch.build.targets.wheel.hooks.custom]``. Without a compiler, or with one
-that fails, the package has no library and uses its numpy codec: it prints a warning, and nothing else differs.
+that fails, the package has no libraries and does the same with numpy and Arrow: it prints a warning, and nothing else
+differs.
 """
 
 import os
@@ -16,9 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_PACKAGE = "logstore/kafka_batches"
-_SOURCE = f"{_PACKAGE}/record_codec.c"
-_LIBRARY = f"{_PACKAGE}/_record_codec.so"
+_SOURCES = ("logstore/kafka_batches/record_codec.c", "logstore/records/columns/json_columns.c")
 _OPTIONS = ("-std=c11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden")
 _COMPILE_S = 120
 
@@ -27,18 +26,25 @@ class RecordCodecHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        library = Path(self.root, _LIBRARY)
-        library.unlink(missing_ok=True)
+        sources = [Path(self.root, source) for source in _SOURCES]
+        libraries = [source.with_name(f"_{source.stem}.so") for source in sources]
+        for library in libraries:
+            library.unlink(missing_ok=True)
         try:
-            compile_codec(Path(self.root, _SOURCE), library)
+            for source, library in zip(sources, libraries, strict=True):
+                compile_codec(source, library)
         except (OSError, subprocess.SubprocessError) as error:
-            self.app.display_warning(f"Kafka's record batches will go through numpy, which is slower: {error}")
+            self.app.display_warning(
+                f"Kafka's record batches and typed columns will go a slower way, without C: {error}"
+            )
+            for library in libraries:
+                library.unlink(missing_ok=True)
             return
         # The library depends on the platform, but not on the version of Python.
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"
         build_data["pure_python"] = False
-        build_data["artifacts"].append(f"/{_LIBRARY}")
+        build_data["artifacts"] += [f"/{library.relative_to(self.root)}" for library in libraries]
 
 
 def compiler() -> list[str] | None:

@@ -14,10 +14,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from logstore.records.columns.schema import Column, ColumnSchema, type_of
-
-#: What a text becomes that does not fit.
-MISFIT = object()
+from logstore.records.columns.schema import Column, ColumnSchema, Conversion, type_of
 
 ODD_SCHEMA = """
     i bigint, d double, s string, b boolean, t timestamp, day date, ms epoch_ms, sec epoch_s, us epoch_us,
@@ -242,3 +239,91 @@ def mutated(random: Random, value: bytes) -> bytes:
         else:
             del damaged[at:]
     return bytes(damaged)
+
+
+# ---- any schema, with values that mostly fit it ---------------------------------------------------------------------
+
+_SCALARS = ["boolean", "bigint", "double", "string", "timestamp", "date", "epoch_s", "epoch_ms", "epoch_us", "decimal"]
+
+
+def random_conversion(random: Random, depth: int) -> str:
+    """Return a conversion of at most ``depth`` levels."""
+    word = random.choice([*_SCALARS, *["struct", "array"] * 3] if depth else _SCALARS)
+    if word == "decimal":
+        precision = random.randrange(1, 39)
+        return f"decimal({precision},{random.randrange(precision + 1)})"
+    if word == "struct":
+        names = random.sample(["a", "b", "cc", "Dd", "é", "long_name", "x1", "x10"], random.randrange(1, 5))
+        return f"struct<{','.join(f'{name}:{random_conversion(random, depth - 1)}' for name in names)}>"
+    return f"array<{random_conversion(random, depth - 1)}>" if word == "array" else word
+
+
+def random_schema(random: Random) -> ColumnSchema:
+    columns = [f"c{n} {random_conversion(random, 4)}" for n in range(random.randrange(1, 6))]
+    return schema_of(",".join([*columns, f"in.to {random_conversion(random, 2)}", "in.it.too bigint"]))
+
+
+def random_value(random: Random, root: Conversion) -> bytes:
+    """Return a value that fits the root of a tree, mostly."""
+    text = _random_text(random, root) if random.random() < 0.98 else random.choice(_ATOMS)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _random_text(random: Random, conversion: Conversion) -> str:
+    if random.random() < 0.02:
+        return random.choice(_ATOMS)
+    if random.random() < 0.08:
+        return "null"
+    if conversion.word == "struct":
+        members = [
+            f'"{name}":{_random_text(random, inner)}' for name, inner in conversion.fields if random.random() < 0.9
+        ]
+        if random.random() < 0.2:
+            members.insert(random.randrange(len(members) + 1), f'"other":{random.choice(_ATOMS)}')
+        if random.random() < 0.2:
+            random.shuffle(members)
+        return "{" + random.choice([",", ",", ", ", ",\n"]).join(members) + "}"
+    if conversion.element is not None:
+        size = random.randrange(4) if random.random() < 0.95 else random.randrange(40)
+        return "[" + ",".join(_random_text(random, conversion.element) for _ in range(size)) + "]"
+    return _random_scalar(random, conversion)
+
+
+def _random_scalar(random: Random, conversion: Conversion) -> str:
+    word = conversion.word
+    if word == "boolean":
+        return random.choice(["true", "false"])
+    if word == "bigint":
+        return str(random.getrandbits(random.randrange(1, 65)) * random.choice([1, -1]))
+    if word == "double":
+        return random.choice(
+            [
+                repr(random.gauss(0, 1)),
+                repr(random.uniform(-1, 1) * 10 ** random.randrange(-300, 300)),
+                f"{random.random():.3f}",
+                str(random.getrandbits(70)),
+                f"{random.getrandbits(64)}e{random.randrange(-340, 310)}",
+                f"-0.{random.getrandbits(90)}E+{random.randrange(30)}",
+            ]
+        )
+    if word == "decimal":
+        digits = str(random.getrandbits(3 * random.randrange(1, conversion.precision + 1)))
+        at = random.randrange(len(digits) + 1)
+        text = f"{digits[:at] or '0'}.{digits[at:]}" if digits[at:] else digits
+        text += random.choice(["", "", "", "0", "e1", "E-2"]) if random.random() < 0.2 else ""
+        return random.choice([text, text, f"-{text}", f'"{text}"', f'"+{text}"', f'".{digits}"', f'"{digits}."'])
+    if word == "string":
+        return json.dumps(
+            random.choice(["", "é", "a" * random.randrange(70), 'tab\t"', "\U0001f600", "\x00"]),
+            ensure_ascii=random.random() < 0.5,
+        )
+    if word == "date":
+        return f'"{random.randrange(1, 10_000):04}-{random.randrange(1, 13):02}-{random.randrange(1, 32):02}"'
+    if word == "timestamp":
+        second = datetime(1, 1, 1) + timedelta(microseconds=random.randrange(315_537_897_600_000_000))  # noqa: DTZ001
+        separator, zone = random.choice("Tt "), random.choice(["", "Z", "z", "123Z", "+05:30", "-00:01"])
+        return f'"{second.isoformat(separator)}{zone}"'
+    return str(
+        random.randrange(-100_000_000_000, 400_000_000_000)
+        * {"epoch_s": 1, "epoch_ms": 1_000, "epoch_us": 1_000_000}[word]
+    )

@@ -38,6 +38,7 @@ DOORS: dict[str, dict[str, str]] = {
         "logstore/listening_sockets.py": f"sockets that systemd hands over are descriptors; {BEFORE}",
         "logstore/kafka_protocol/definitions.py": "a file of the package: the messages",
         "logstore/kafka_batches/native.py": "a file of the package: the source of the codec",
+        "logstore/records/columns/native.py": "a file of the package: the source of the kernel",
         "ingest_api/routers/description.py": "a file of the package: the page of the interface",
         "logstore/cluster/zookeeper_server.py": "a ZooKeeper process for trying a cluster",
         "logstore/background_jobs.py": "jobs are a process, which is killed",

@@ -5,23 +5,31 @@ values stand beside it. No value raises, and none costs more than a fixed time f
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.limits import MIB
-from logstore.records.columns.field_tree import columns_of, field_tree
+from logstore.records.columns.field_tree import FieldNode, columns_of, field_tree
 from logstore.records.columns.framed import FramedConverter
+from logstore.records.columns.native import UNSURE, Kernel, KernelConverter, loaded_kernel
 from logstore.records.columns.one_value import Misfit, convert
 from logstore.records.columns.schema import ColumnSchema
 
-#: These bound the memory of one step.
+#: These bound the memory of one step: its rows, its rows times its columns (beyond a few rows), and bytes of values.
 CHUNK_ROWS_MAX: Final = 64 * 1024
+CHUNK_CELLS_MAX: Final = 2 * 1024 * 1024
 CHUNK_BYTES_MAX: Final = 8 * MIB
+#: A reason that begins so is a fault of this program, and none of the value.
+NOT_DERIVED: Final = "$: not derived because of an error"
+
+_FEW_ROWS: Final = 1024
 #: Fewer values are converted one by one, which takes less time than pyarrow.json needs for one call.
 FRAMED_ROWS_MIN: Final = 32
+
+KERNEL: Final = loaded_kernel()
 
 
 def derive(schema: ColumnSchema, values: pa.Array | pa.ChunkedArray) -> pa.RecordBatch:
@@ -29,8 +37,14 @@ def derive(schema: ColumnSchema, values: pa.Array | pa.ChunkedArray) -> pa.Recor
     null columns; one that does not fit has null columns and a reason in ``value_error``.
     """
     deriver = _deriver(schema)
-    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-    batches = [deriver.derive(part) for chunk in chunks for part in _parts(chunk)]
+    if values.type != pa.binary():
+        values = values.cast(pa.binary())
+    if isinstance(values, pa.ChunkedArray):
+        # Small chunks are joined, because a step has a fixed cost; large ones may be more than one array can have.
+        chunks = values.chunks if values.nbytes > CHUNK_BYTES_MAX else [values.combine_chunks()]
+    else:
+        chunks = [values]
+    batches = [deriver.derive(part) for chunk in chunks for part in _parts(chunk, deriver.rows_max)]
     if len(batches) == 1:
         return batches[0]
     columns = zip(*(batch.columns for batch in batches), strict=True)
@@ -40,7 +54,7 @@ def derive(schema: ColumnSchema, values: pa.Array | pa.ChunkedArray) -> pa.Recor
     return pa.RecordBatch.from_arrays(arrays, schema=deriver.arrow_schema)
 
 
-def _parts(values: pa.Array) -> Iterator[pa.Array]:
+def _parts(values: pa.Array, rows_max: int) -> Iterator[pa.Array]:
     """Yield slices of at most the rows and bytes of one step; a larger value is alone in its slice."""
     if not len(values):
         return
@@ -48,71 +62,119 @@ def _parts(values: pa.Array) -> Iterator[pa.Array]:
     begin = 0
     while begin < len(values):
         end = int(np.searchsorted(ends, ends[begin] + np.int64(CHUNK_BYTES_MAX), "right")) - 1
-        end = min(max(end, begin + 1), begin + CHUNK_ROWS_MAX, len(values))
+        end = min(max(end, begin + 1), begin + rows_max, len(values))
         yield values.slice(begin, end - begin)
         begin = end
 
 
 @functools.lru_cache(256)
 def _deriver(schema: ColumnSchema) -> "_Deriver":
-    return _Deriver(schema)
+    return _Deriver(schema, KERNEL)
 
 
 class _Deriver:
-    """Derives the columns of one schema."""
+    """Derives the columns of one schema, with the kernel where it is compiled."""
 
-    def __init__(self, schema: ColumnSchema) -> None:
+    def __init__(self, schema: ColumnSchema, kernel: Kernel | None) -> None:
         self._schema = schema
         self._root = field_tree(schema)
         self._type = self._root.conversion.type
         self._framed = FramedConverter(self._root)
+        self._kernel = _kernel_converter(kernel, self._root)
         self.arrow_schema = pa.schema(schema.arrow_fields)
+        self.rows_max = min(CHUNK_ROWS_MAX, max(_FEW_ROWS, CHUNK_CELLS_MAX // len(self.arrow_schema)))
 
     def derive(self, values: pa.Array) -> pa.RecordBatch:
-        return self.batch(*self.convert(values))
+        try:
+            return self.batch(*self.convert(values))
+        except Exception:  # noqa: BLE001 - no value may stop a roll, whatever is wrong here
+            return self.batch(*self._convert_what_can_be(values))
 
-    def batch(self, rows: pa.StructArray, reasons: Mapping[int, str]) -> pa.RecordBatch:
-        columns = [*columns_of(self._schema, rows), _reason_column(reasons, len(rows))]
-        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+    def batch(self, rows: pa.StructArray, reasons: pa.Array) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*columns_of(self._schema, rows), reasons], schema=self.arrow_schema)
 
-    def convert(self, values: pa.Array) -> tuple[pa.StructArray, Mapping[int, str]]:
-        """Return rows of the root's type, and the reasons by row."""
+    def convert(self, values: pa.Array) -> tuple[pa.StructArray, pa.Array]:
+        """Return rows of the root's type, whose fields are null if the row does not fit, and the reasons."""
+        if self._kernel is not None:
+            return self._convert_with_kernel(self._kernel, values)
         if not values.null_count:
-            return self._convert_present(values)
+            return self._convert_without_kernel(values)
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        rows, reasons = self._convert_present(values.take(pa.array(present)))
-        return rows.take(_places(present, len(values))), {int(present[at]): why for at, why in reasons.items()}
+        rows, reasons = self._convert_without_kernel(values.take(pa.array(present)))
+        places = _places(present, len(values))
+        return rows.take(places), reasons.take(places)
 
-    def _convert_present(self, values: pa.Array) -> tuple[pa.StructArray, Mapping[int, str]]:
+    def _convert_with_kernel(self, kernel: KernelConverter, values: pa.Array) -> tuple[pa.StructArray, pa.Array]:
+        rows, codes = kernel.convert(values)
+        if not codes.any():
+            return rows, pa.nulls(len(rows), pa.string())
+        found, places = np.unique(codes, return_inverse=True)
+        texts = [kernel.reason(int(code)) if code > 0 else None for code in found]
+        reasons = pa.array(texts, pa.string()).take(pa.array(places))
+        unsure = np.flatnonzero(codes == UNSURE)
+        if not len(unsure):
+            return rows, reasons
+        return _replaced(rows, reasons, unsure, *self._convert_without_kernel(values.take(pa.array(unsure))))
+
+    def _convert_without_kernel(self, values: pa.Array) -> tuple[pa.StructArray, pa.Array]:
         if len(values) < FRAMED_ROWS_MIN:
             return self.convert_each(values)
         rows, left = self._framed.convert(values)
         if rows is None:
             return self.convert_each(values)
+        reasons = pa.nulls(len(values), pa.string())
         if not left.any():
-            return rows, {}
+            return rows, reasons
         at = np.flatnonzero(left)
-        others, reasons = self.convert_each(values.take(pa.array(at)))
-        return replaced(rows, at, others), {int(at[row]): why for row, why in reasons.items()}
+        return _replaced(rows, reasons, at, *self.convert_each(values.take(pa.array(at))))
 
-    def convert_each(self, values: pa.Array) -> tuple[pa.StructArray, Mapping[int, str]]:
+    def _convert_what_can_be(self, values: pa.Array) -> tuple[pa.StructArray, pa.Array]:
+        """Convert values one by one, and give those a reason with which that fails."""
+        rows, reasons = [pa.nulls(0, self._type)], []
+        for value in values.to_pylist():
+            row, reason = pa.nulls(1, self._type), None
+            if value is not None:
+                try:
+                    row = pa.array([convert(self._root, value)], self._type)
+                except Misfit as misfit:
+                    reason = misfit.args[0]
+                except Exception as error:  # noqa: BLE001 - as above
+                    reason = f"{NOT_DERIVED} ({type(error).__name__})"
+            rows.append(row)
+            reasons.append(reason)
+        return pa.concat_arrays(rows), pa.array(reasons, pa.string())
+
+    def convert_each(self, values: pa.Array) -> tuple[pa.StructArray, pa.Array]:
         """Convert values one by one."""
-        rows: list[object] = []
-        reasons: dict[int, str] = {}
-        for at, value in enumerate(values.to_pylist()):
+        rows: list[dict[str, object] | None] = []
+        reasons: list[str | None] = []
+        for value in values.to_pylist():
             try:
                 rows.append(convert(self._root, value))
+                reasons.append(None)
             except Misfit as misfit:
                 rows.append(None)
-                reasons[at] = misfit.args[0]
-        return pa.array(rows, self._type), reasons
+                reasons.append(misfit.args[0])
+        return pa.array(rows, self._type), pa.array(reasons, pa.string())
 
 
-def replaced(rows: pa.StructArray, at: np.ndarray, others: pa.StructArray) -> pa.StructArray:
-    """Return ``rows`` with ``others`` in the places ``at``."""
+def _kernel_converter(kernel: Kernel | None, root: FieldNode) -> KernelConverter | None:
+    if kernel is None:
+        return None
+    try:
+        return KernelConverter(kernel, root)
+    except ValueError:
+        return None
+
+
+def _replaced(
+    rows: pa.StructArray, reasons: pa.Array, at: np.ndarray, other_rows: pa.StructArray, other_reasons: pa.Array
+) -> tuple[pa.StructArray, pa.Array]:
+    """Return rows and reasons with others in the places ``at``."""
     places = np.arange(len(rows))
-    places[at] = len(rows) + np.arange(len(others))
-    return pa.concat_arrays([rows, others]).take(pa.array(places))
+    places[at] = len(rows) + np.arange(len(at))
+    taken = pa.array(places)
+    return pa.concat_arrays([rows, other_rows]).take(taken), pa.concat_arrays([reasons, other_reasons]).take(taken)
 
 
 def _places(at: np.ndarray, rows: int) -> pa.Array:
@@ -120,9 +182,3 @@ def _places(at: np.ndarray, rows: int) -> pa.Array:
     places = np.full(rows, -1)
     places[at] = np.arange(len(at))
     return pa.array(places, mask=places < 0)
-
-
-def _reason_column(reasons: Mapping[int, str], rows: int) -> pa.Array:
-    if not reasons:
-        return pa.nulls(rows, pa.string())
-    return pa.array(list(reasons.values()), pa.string()).take(_places(np.array(list(reasons)), rows))

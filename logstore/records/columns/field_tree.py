@@ -21,7 +21,7 @@ VALUE_LEVELS_MAX: Final = 64
 
 
 class Fault(enum.IntEnum):
-    """A way in which a value does not fit; ``json_columns.c`` has the same numbers, up to TWICE."""
+    """A way in which a value does not fit; ``json_columns.c`` has the same numbers."""
 
     STRING = 1
     NUMBER = 2
@@ -83,6 +83,7 @@ class FieldNode:
     conversion: Conversion
     fields: "dict[str, FieldNode]" = field(default_factory=dict)
     element: "FieldNode | None" = None
+    _reasons: dict[Fault, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def word(self) -> str:
@@ -90,6 +91,11 @@ class FieldNode:
 
     def reason(self, fault: Fault) -> str:
         """Return why a value does not fit, in at most 200 characters."""
+        if fault not in self._reasons:
+            self._reasons[fault] = self._reason(fault)
+        return self._reasons[fault]
+
+    def _reason(self, fault: Fault) -> str:
         expected = _EXPECTED.get(self.word, f"a {self.conversion}")
         what = _OTHERWISE.get(fault) or f"expected {expected}, got {_FOUND[fault]}"
         return f"{shortened(self.path, REASON_LENGTH_MAX - len(what) - 2)}: {what}"
@@ -124,11 +130,14 @@ def _node(path: str, conversion: Conversion) -> FieldNode:
 
 def columns_of(schema: ColumnSchema, rows: pa.StructArray) -> list[pa.Array]:
     """Return the columns from rows of the root's type; a row that is null has only nulls."""
-    return [_at(rows, column.path) for column in schema.columns]
+    arrays: dict[tuple[str, ...], pa.Array] = {(): rows}
 
+    def at(path: tuple[str, ...]) -> pa.Array:
+        if path not in arrays:
+            outer = at(path[:-1])
+            # The children are taken with the nulls of their parents.
+            for inner, child in zip(outer.type, outer.flatten(), strict=True):
+                arrays[*path[:-1], inner.name] = child
+        return arrays[path]
 
-def _at(rows: pa.StructArray, path: tuple[str, ...]) -> pa.Array:
-    for name in path:
-        # The children are taken with the nulls of their parents.
-        rows = rows.flatten()[rows.type.get_field_index(name)]
-    return rows
+    return [at(column.path) for column in schema.columns]

@@ -6,7 +6,6 @@ know, and the number of rows proves that each value made one. It refuses a chunk
 are none by the rule of ``one_value``; the steps around it name these.
 """
 
-import secrets
 from decimal import Decimal
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from logstore.entropy import random_bytes
 from logstore.records.columns.field_tree import VALUE_LEVELS_MAX, FieldNode
 from logstore.records.columns.schema import Conversion
 from logstore.records.columns.times import MICROS_MAX, MICROS_MIN, read_dates, read_timestamps
@@ -57,7 +57,7 @@ class FramedConverter:
         return None, np.ones(len(values), np.bool_)
 
     def _read(self, values: pa.Array) -> pa.StructArray | None:
-        name = f"r{secrets.token_hex(8)}"
+        name = f"r{random_bytes(8).hex()}"
         frames = pc.binary_join_element_wise(pa.scalar(f'{{"{name}":'.encode()), values, pa.scalar(b"}"), b"")
         text = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(frames)], pa.int32()), frames), b"\n")[0]
         data = text.as_buffer()
@@ -103,7 +103,8 @@ def _suspects(values: pa.Array) -> np.ndarray:
         found |= [not _is_utf8(value) for value in values.to_pylist()]
     found |= pc.match_substring_regex(values, "NaN|Inf").to_numpy(zero_copy_only=False)
     openers = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
-    return found | pc.greater(openers, VALUE_LEVELS_MAX).to_numpy(zero_copy_only=False)
+    found |= pc.greater(openers, VALUE_LEVELS_MAX).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _is_utf8(value: bytes) -> bool:
@@ -211,4 +212,5 @@ def _beyond_digits(array: pa.Array, conversion: Conversion) -> np.ndarray:
 
 
 def _mask(array: pa.Array) -> np.ndarray:
-    return pc.fill_null(array, fill_value=False).to_numpy(zero_copy_only=False)
+    """Return where a boolean array is true."""
+    return np.asarray(pc.fill_null(array, fill_value=False))

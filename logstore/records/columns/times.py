@@ -130,16 +130,16 @@ def _date_columns(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _timestamp_columns(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     days, read = _date_columns(text)
-    read &= (text[:, 10] | 0x20 == ord("t")) | (text[:, 10] == ord(" "))
+    read &= np.isin(text[:, 10], list(b"Tt "))
     read &= (text[:, 13] == ord(":")) & (text[:, 16] == ord(":"))
     seconds = days * _DAY_S
-    for begin, end, unit_s in ((11, 24, 3600), (14, 60, 60), (17, 60, 1)):
+    for begin, limit, unit_s in ((11, 24, 3600), (14, 60, 60), (17, 60, 1)):
         number, digits = _number(text, begin, begin + 2)
-        read &= digits & (number < end)
+        read &= digits & (number < limit)
         seconds += number * unit_s
     length = text.shape[1]
     micros, end = np.zeros(len(text), np.int64), np.full(len(text), length)
-    end -= text[:, -1] | 0x20 == ord("z")
+    end -= np.isin(text[:, -1], list(b"Zz"))
     if length >= _SECONDS_END + _ZONE_LENGTH:
         sign = text[:, -6]
         zoned = (text[:, -3] == ord(":")) & ((sign == ord("+")) | (sign == ord("-")))
