@@ -183,6 +183,7 @@ _VALUES: Final[Mapping[str, Any]] = {
     "ProduceRecord.key": "alice",
     "ProduceRecord.value": {"page": "/home"},
     "LeavingMember.member_id": _MEMBER,
+    "TopicStatus.misfits": 1,
     "Misfit.reason": "$.page: expected a string, got a number",
     "Protocol.metadata": _SUBSCRIPTION,
     "Protocol.name": "range",

@@ -206,11 +206,11 @@ def column_fill(topic: str, snapshot: TopicSnapshot) -> ColumnFill:
     """Return how far the columns are filled. No file is opened."""
     layout = layout_of(topic, snapshot)
     if layout.fingerprint is None:
-        return ColumnFill()
+        return ColumnFill(snapshot.misfits)
     wanted = frozenset(layout.extra.names)
     files = snapshot.table.files
     unfilled = (file for file in files if file.num_records != 0 and not (file.ours and file.filled >= wanted))
-    return ColumnFill(sum(file.misfits for file in files), tuple(unfilled))
+    return ColumnFill(snapshot.misfits, tuple(unfilled))
 
 
 # ---- types ----------------------------------------------------------------------------------------------------------

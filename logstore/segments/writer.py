@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from logstore.crc32c import crc32c
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.batch_identity import RememberedBatch
+from logstore.records.columns.schema import VALUE_ERROR
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
 from logstore.records.transactions import Marker, OpenTransaction
@@ -54,6 +55,11 @@ class Segment:
     max_timestamp_us: int
     operation: str = ROLL
     columns: tuple[ColumnStatistics, ...] = ()
+
+    @property
+    def misfits(self) -> int:
+        """The number of records that have a reason in place of their columns."""
+        return sum(self.num_records - column.nulls for column in self.columns if column.path == (VALUE_ERROR,))
 
 
 class _Sink(io.RawIOBase):
