@@ -357,7 +357,7 @@ class Admin:
     def _change_columns(
         self, method: str, topic: str, rest: str, asked: ColumnsRequest | RetireColumnsRequest
     ) -> ChangedColumns:
-        # What was done already changes nothing, so this is safe to send again.
+        # A second time this changes nothing, so it is safe to send again.
         response = self._transport.request(
             method,
             topic_path(topic, f"/columns{rest}"),

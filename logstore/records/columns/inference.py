@@ -249,6 +249,13 @@ def _distinct(
 
 
 def _stored_bytes(columns: Sequence[pa.Array], names: Sequence[str]) -> int:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(list(columns), names=list(names)), sink, compression="zstd", use_dictionary=list(names[1:]))
-    return int(sink.tell())
+    """Return the bytes that the rows take in Parquet. The bytes of the file itself would mislead in a small sample."""
+    table = pa.table(list(columns), names=list(names))
+    metadata: list[pq.FileMetaData] = []
+    dictionaries = list(names[1:])
+    pq.write_table(
+        table, pa.BufferOutputStream(), compression="zstd", use_dictionary=dictionaries, metadata_collector=metadata
+    )
+    (written,) = metadata
+    groups = [written.row_group(index) for index in range(written.num_row_groups)]
+    return sum(group.column(at).total_compressed_size for group in groups for at in range(group.num_columns))
