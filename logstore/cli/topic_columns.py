@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_NEXT = "Files from before are filled as they are merged"
+_NEXT = "Files from before are filled as they are merged, or at once by: logstore job columns"
 
 DeclarationArgument = Annotated[
     str,
@@ -61,7 +61,7 @@ def lines_of(found: "TopicColumns") -> list[str]:
         files = counted(found.unfilled_files, "file")
         lines.append(
             f"{files} with {counted(found.unfilled_records, 'record')} from before a column was declared, or from "
-            "another writer: a merge fills them"
+            "another writer: to be filled by a merge, or by logstore job columns"
         )
     return [*lines, *found.problems]
 

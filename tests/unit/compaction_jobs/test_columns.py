@@ -1,10 +1,13 @@
 """Jobs keep the columns of a table right: they copy declared ones, derive missing ones, and carry those of others."""
 
+import json
+
 import pyarrow as pa
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
 from compaction_jobs.jobs import run_job, topics_of
+from logstore.delta.columns import column_fill
 from logstore.records.schema import SEGMENT_SCHEMA
 from logstore.table_root import open_root
 from tests.support.job_context import job_context
@@ -92,3 +95,49 @@ def test_values_and_columns_agree_in_every_file(tmp_path):
     run(topic, "merge")
     table = DeltaTable(str(path_of(topic.table))).to_pyarrow_table()
     assert pa.compute.sum(table["n"]).as_py() == 1 + 2 + 3 + 4 + 6 * 5
+
+
+def filled_by_job(topic: KeyedTopic, *, dry_run: bool = False):
+    with job_context(NOW_MS, dry_run=dry_run) as context:
+        (report,) = run_job("columns", topics_of("columns", open_root(topic.data), [], {}), context).topics
+    assert report.error is None
+    return report
+
+
+def test_the_job_fills_every_file_newest_first_and_then_has_nothing_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("compaction_jobs.merge._LOCAL_COMMIT_BYTES", 1)
+    topic = KeyedTopic.create(tmp_path, "events")
+    for n in range(3):
+        topic.roll({0: [Record(b"k", b'{"n": %d}' % n, NOW_MS + n)]})
+    assert filled_by_job(topic).waiting[0].reason == "policy"
+    declare(topic.table, "n BIGINT, tags ARRAY<STRING>, who STRUCT<name: STRING>")
+    topic.roll({0: [Record(b"k", b'{"n": 3}', NOW_MS + 3)]})
+    before = topic.table.snapshot()
+    planned = filled_by_job(topic, dry_run=True)
+    assert (planned.partitions, planned.versions) == ((0,), ())
+    assert planned.bytes_needed_max == sum(file.size for file in before.segments(0)[:3])
+    assert len(filled_by_job(topic).versions) == 3
+    after = topic.table.snapshot()
+    written = []
+    for version in range(before.version + 1, after.version + 1):
+        actions = [json.loads(line) for line in topic.log_entry(version)]
+        (added,) = [action["add"] for action in actions if "add" in action]
+        assert added["dataChange"] is False
+        written.append(after.ranges()[added["path"]][1])
+    assert written == [2, 1, 0]
+    assert column_fill("events", after).unfilled == ()
+    table = DeltaTable(str(path_of(topic.table))).to_pyarrow_table().sort_by("offset")
+    assert table["n"].to_pylist() == [0, 1, 2, 3]
+    again = filled_by_job(topic)
+    assert (again.versions, again.waiting[0].reason) == ((), "filled")
+
+
+def test_the_job_derives_files_of_other_writers_again(tmp_path):
+    topic = typed(tmp_path)
+    fill = column_fill("events", topic.table.snapshot())
+    assert fill.unfilled_records == 5, "an UPDATE has written them"
+    filled_by_job(topic)
+    assert column_fill("events", topic.table.snapshot()).unfilled == ()
+    rows = rows_of(topic)
+    assert (rows[0], rows[1], rows[4][3]) == ((1, "x", None, None), (2, None, None, "seen"), "seen")
+    assert topic.contents(0).keys() == set(range(13))
