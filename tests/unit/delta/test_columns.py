@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from logstore.delta.columns import ColumnChange, layout_of, table_columns
+from logstore.delta.columns import ColumnChange, column_fill, layout_of, table_columns
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import InvalidConfigError
 from logstore.records.columns.declaration import parse_columns
@@ -343,6 +343,25 @@ def test_at_most_32_columns_have_bounds(tmp_path: Path) -> None:
     (told,) = stats(table)
     assert set(told["minValues"]) == set(listed) - {"value_error"}
     assert set(told["nullCount"]) >= {f"c{n}" for n in range(40)}
+
+
+@pytest.mark.parametrize("structs", [False, True])
+def test_the_log_counts_misfits_and_unfilled_files_also_from_a_checkpoint(tmp_path: Path, structs: bool) -> None:
+    table = typed_topic(tmp_path)
+    roll_values(table, [{"n": 1}])
+    declare(table, "n BIGINT, tags ARRAY<STRING>")
+    if structs:
+        properties = {"delta.checkpoint.writeStatsAsStruct": "true"}
+        DeltaTable(str(path_of(table))).alter.set_table_properties(properties, raise_if_not_exists=False)
+    roll_values(table, [{"n": 1}, {"n": "1"}, b"{", None])
+    before = column_fill("t", table.snapshot())
+    assert (before.misfits, before.unfilled_records, len(before.unfilled)) == (2, 1, 1)
+    table.checkpoint()
+    for entry in (path_of(table) / "_delta_log").glob("*.json"):
+        if int(entry.name[:20]) < table.snapshot().version:
+            entry.unlink()
+    again = column_fill("t", TopicTable.open(table.files).snapshot())
+    assert (again.misfits, again.unfilled) == (before.misfits, before.unfilled)
 
 
 def merge(table: TopicTable) -> None:
