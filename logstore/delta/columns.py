@@ -131,9 +131,11 @@ def _table_columns(topic: str, schema_string: str, is_mapped: bool) -> TableColu
             continue
         metadata = field.get("metadata") or {}
         try:
+            if not name or "." in name:
+                raise ValueError("a name without characters, or with a dot, is ambiguous in Parquet")
             kind = arrow_type(field["type"], is_mapped=is_mapped)
         except ValueError as error:
-            problems.append(f"column {name}: {error}; a merge or a compaction drops what it has")
+            problems.append(f"column {name!r}: {error}; a merge or a compaction drops what it has")
             continue
         if name == VALUE_ERROR and metadata.get(CONVERSION_KEY) == _REASON and kind == pa.string():
             has_error = True

@@ -3,9 +3,11 @@
 import datetime as dt
 import decimal
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -13,16 +15,18 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
+from compaction_jobs.segment_tasks import written_from_row
 from logstore.delta.columns import ColumnChange, column_fill, layout_of, table_columns
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import InvalidConfigError
 from logstore.records.columns.declaration import parse_columns
 from logstore.records.schema import SEGMENT_SCHEMA
 from logstore.segments.layout import PLAIN_LAYOUT
+from logstore.segments.merge import Written
 from logstore.segments.reader import read_footer, segment_from_file
 from tests.support.table_paths import path_of
 from tests.support.topics import joined, rewrite_files
-from tests.support.typed_topics import ALL_KINDS, declare, roll_values, segment_of, typed_topic
+from tests.support.typed_topics import ALL_KINDS, batch_of, declare, roll_values, segment_of, typed_topic
 
 ONE = {
     "b": True,
@@ -297,6 +301,28 @@ def test_a_merge_carries_the_columns_of_others(tmp_path: Path, columns: str) -> 
     roll_values(table, [{"n": 4}])
     merge(table)
     assert columns_of(table)[1]["note"] == "seen"
+
+
+def test_columns_that_rewrites_cannot_carry_are_named(tmp_path: Path) -> None:
+    table = typed_topic(tmp_path, "n BIGINT")
+    schema = json.loads(table.snapshot().table.meta_data.schema_string or "")
+    for name, kind in (("a.b", "string"), ("", "string"), ("v", "variant"), ("i", "interval")):
+        schema["fields"].append({"name": name, "type": kind, "nullable": True, "metadata": {}})
+    meta_data = msgspec.structs.replace(table.snapshot().table.meta_data, schema_string=json.dumps(schema))
+    told = table_columns("t", meta_data)
+    assert (len(told.problems), told.others.names, len(told.columns)) == (4, [], 1)
+    assert all("a merge or a compaction drops what it has" in problem for problem in told.problems)
+
+
+def test_a_segment_and_a_task_travel_to_executors_and_back(tmp_path: Path) -> None:
+    table = typed_topic(tmp_path, ALL_KINDS)
+    segment = roll_values(table, [ONE, {"n": -(2**63), "s": "x" * 40, "x": 1e300}, b"{"])
+    assert written_from_row(3, 1, msgspec.json.encode(segment).decode()) == Written(3, 1, segment)
+    layout = layout_of("t", table.snapshot())
+    there = pickle.loads(pickle.dumps(layout))
+    assert there == layout
+    batch = batch_of([ONE, b"{"])
+    assert there.with_columns(batch).equals(layout.with_columns(batch))
 
 
 def test_value_wins_over_an_updated_column_at_the_next_merge(tmp_path: Path) -> None:
