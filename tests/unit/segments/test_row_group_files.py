@@ -14,6 +14,7 @@ from logstore.records.offset_record import OFFSETS_TOPIC, OffsetKey, encode_offs
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments import reader
 from logstore.segments import row_group_files as whole
+from logstore.segments.checksums import MAGIC, bounds
 from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.foreign_names import masked_name
 from logstore.segments.layout import new_layout
@@ -75,7 +76,10 @@ def test_a_row_group_file_has_the_columns_of_the_log_alone_and_none_of_the_metad
     assert pq.read_metadata(file).metadata is None
     read = pq.read_table(file)
     assert read.equals(pq.read_table(path).select(SEGMENT_SCHEMA.names))
-    assert len(layout.segment_schema) > len(SEGMENT_SCHEMA)
+    first_of_others = pq.read_metadata(path).row_group(0).column(len(SEGMENT_SCHEMA) + 1)
+    assert first_of_others.path_in_schema == layout.extra.names[0]
+    assert (one.begin, one.end) == (len(MAGIC), bounds(first_of_others)[0])
+    assert pq.read_metadata(file).row_group(0).num_columns == len(SEGMENT_SCHEMA) + 1
 
 
 def test_its_decoded_size_is_that_of_its_records_however_little_parquet_needs_for_them(tmp_path: Path) -> None:
