@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Target
+from benchmarks.measure import Sample, Target
 from benchmarks.run import Case, Contender, Stage
-from benchmarks.server import BenchmarkError, Turn
+from benchmarks.server import ROOT, BenchmarkError, Turn
 
 #: Limits for the cost of a change: of the rate, CPU per record, memory and the time of a start.
 _LOSS = 0.1
@@ -16,10 +16,13 @@ _LOSS_OF_SINGLE_RECORDS = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A ``contender`` with the store and client of ``checkout``."""
+    """A ``contender`` with the store and client of ``checkout``. ``counted``: its store counts calls, and nothing else
+    of it is measured.
+    """
 
     contender: Contender
     checkout: Path
+    counted: bool = False
 
     @property
     def name(self) -> str:
@@ -30,7 +33,12 @@ class Before:
         return self.contender.needs
 
     def start(self, stage: Stage) -> Turn:
-        return self.contender.start(replace(stage, checkout=self.checkout))
+        turn = self.contender.start(replace(stage, checkout=self.checkout, counted=self.counted))
+        return _calls_of(turn) if self.counted else turn
+
+
+def _calls_of(turn: Turn) -> Turn:
+    return lambda seconds: Sample(calls=turn(seconds).calls)
 
 
 def beside(case: Case, checkout: Path) -> Case:
@@ -43,8 +51,14 @@ def beside(case: Case, checkout: Path) -> Case:
     ours = [contender for contender in case.contenders if set(contender.needs) <= {"wrk"}]
     loss = _LOSS_OF_SINGLE_RECORDS if case.name in {"single-json", "latency-1000"} else _LOSS
     contenders = [Before(_named(contender, _before(contender.name)), checkout) for contender in ours]
+    # A store that counts is slow, so each has one of its own.
+    counted = [
+        Before(_named(contender, f"{name}, counted"), of, counted=True)
+        for contender in ours
+        for name, of in ((contender.name, ROOT), (_before(contender.name), checkout))
+    ]
     targets = [target for contender in ours for target in _targets(contender.name, loss)]
-    return replace(case, contenders=(*ours, *contenders), targets=tuple(targets))
+    return replace(case, contenders=(*ours, *contenders, *counted), targets=tuple(targets))
 
 
 def _before(name: str) -> str:
@@ -60,3 +74,4 @@ def _targets(name: str, loss: float) -> Iterator[Target]:
     yield Target("records_s", _before(name), name, at_least=1 - loss)
     for metric in ("p99_ms", "ready_s", "server_cpu_us", "client_cpu_us", "peak_mb"):
         yield Target(metric, _before(name), name, at_most=None if metric == "p99_ms" else 1 + loss)
+    yield Target("calls", f"{_before(name)}, counted", f"{name}, counted")

@@ -148,6 +148,21 @@ def aged(rolls: int) -> Case:
 DEFAULT: tuple[Case, ...] = (
     produce_json("produce-json-100", SMALL, 1.0, 1.5),
     produce_json("produce-json-1k", LARGE, 0.8, 1.5),
+    Case(
+        "produce-json-headers",
+        "JSON over HTTP, 100 B values with keys and two headers, 1,000 a request",
+        (HttpProduce(replace(SMALL, headers=True)),),
+    ),
+    Case(
+        "produce-json-string-keys",
+        "JSON over HTTP, 100 B values with keys to a topic with key.format=string, 1,000 a request",
+        (HttpProduce(SMALL, configs={"key.format": "string"}),),
+    ),
+    Case(
+        "produce-json-text",
+        "JSON over HTTP, 100 B values with text that is not ASCII, 1,000 a request",
+        (HttpProduce(replace(SMALL, payload="text")),),
+    ),
     produce_arrow("produce-arrow-100", SMALL, 2.0),
     produce_arrow("produce-arrow-1k", LARGE, 1.2),
     Case(

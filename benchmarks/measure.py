@@ -20,7 +20,8 @@ class Sample:
     took ``joined_cpu_s`` of CPU time. ``outage_s`` is from the end of a leader until each partition has acknowledged a
     record. ``longest_ms`` is the longest wait of a request, ``rest_percent`` the share of a core without requests.
     ``leader_cpu_us``, ``follower_cpu_us`` (of one) and ``forwarder_cpu_us`` (of a broker that forwards records) are CPU
-    time per record of a cluster's parts. ``throttled`` counts responses with 429, ``errors`` those that a client's
+    time per record of a cluster's parts. ``calls`` are the server's calls of Python functions per record. ``throttled``
+    counts responses with 429, ``errors`` those that a client's
     program saw.
     """
 
@@ -44,6 +45,7 @@ class Sample:
     follower_cpu_us: float | None = None
     forwarder_cpu_us: float | None = None
     client_cpu_us: float | None = None
+    calls: float | None = None
     throttled: float | None = None
     errors: float | None = None
 
@@ -78,6 +80,7 @@ METRICS: dict[str, Metric] = {
     "follower_cpu_us": Metric("follower us/record", 2),
     "forwarder_cpu_us": Metric("forwarder us/record", 2),
     "client_cpu_us": Metric("client us/record", 2),
+    "calls": Metric("calls/record", 2),
     "throttled": Metric("429", 0),
     "errors": Metric("errors", 0),
 }

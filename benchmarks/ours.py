@@ -44,7 +44,8 @@ class HttpProduce:
         store.create_topic(TOPIC, self.workload.partitions, self.configs)
         specification = http_specification(stage, store, self.workload, self.form)
         store.pause()
-        return turn_of(store, self.workload.record_bytes, _checked_load("http_produce", specification, store))
+        load = _checked_load("http_produce", specification, store)
+        return turn_of(store, self.workload.record_bytes, load, lambda: store.roll(TOPIC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class WrkProduce:
                 raise BenchmarkError(f"wrk saw requests fail: {found}")
             return result_of({**found, "records": found["requests"] * self.workload.batch})
 
-        return turn_of(store, self.workload.record_bytes, load)
+        return turn_of(store, self.workload.record_bytes, load, lambda: store.roll(TOPIC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,8 @@ class ClientProduce:
         store.pause()
         bodies = write_bodies(stage.directory, self.workload, "arrow")
         specification = {"url": store.url, "topic": TOPIC, "bodies": bodies, "call": self.call}
-        return turn_of(
-            store, self.workload.record_bytes, _checked_load("logstore_client", specification, store, stage.checkout)
-        )
+        load = _checked_load("logstore_client", specification, store, stage.checkout)
+        return turn_of(store, self.workload.record_bytes, load, lambda: store.roll(TOPIC))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ They are on Kafka's side of the comparisons; with ``ours`` they use our store's 
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.cluster import MIN_IN_SYNC
@@ -75,7 +76,7 @@ class JavaProduce:
             p50, p99, p999 = map(float, found[-1][2:])
             return Result(records, records / float(found[-1][1]), p50_ms=p50, p99_ms=p99, p999_ms=p999)
 
-        return turn_of(broker, self.workload.value_bytes, load)
+        return turn_of(broker, self.workload.value_bytes, load, _roll_of(broker, topic))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class Confluent:
             broker,
             self.workload.record_bytes,
             lambda seconds: run_load("confluent_client", {**specification, "seconds": seconds}, python=python),
+            _roll_of(broker, topic) if self.call == "produce" else None,
         )
 
 
@@ -194,6 +196,11 @@ def topic_of(broker: KafkaServer, name: str, partitions: int, *, fsync: bool) ->
         configs["min.insync.replicas"] = str(MIN_IN_SYNC)
     broker.create_topic(topic, partitions, configs)
     return topic
+
+
+def _roll_of(broker: KafkaServer, topic: str) -> Callable[[], None]:
+    """Return the roll that ends a turn; Kafka has none."""
+    return (lambda: broker.roll(topic)) if isinstance(broker, ListeningStore) else (lambda: None)
 
 
 def filled_topic(stage: Stage, broker: KafkaServer, workload: Workload, records: int, *, sealed: bool = False) -> str:

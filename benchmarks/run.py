@@ -75,12 +75,14 @@ class Stage:
     stack: ExitStack
     #: The checkout of these stores and clients.
     checkout: Path = ROOT
+    #: True if these stores count their calls.
+    counted: bool = False
     _broker: Broker | None = None
     _kafka_cluster: KafkaCluster | None = None
 
     def store(self, name: str, settings: Mapping[str, str] | None = None) -> Store:
         """Start a separate store, which ends with the case."""
-        return self.stack.enter_context(Store(self._data(name), settings, checkout=self.checkout))
+        return self.stack.enter_context(Store(self._data(name), settings, checkout=self.checkout, counted=self.counted))
 
     def listening_store(self, name: str) -> ListeningStore:
         """Start a store with a listener for Kafka's clients."""

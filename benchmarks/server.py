@@ -30,6 +30,10 @@ from logstore.client.admin import Admin
 
 ROOT = Path(__file__).parents[1]
 _START_SECONDS = 180
+#: A server is at rest if it uses less than this part of a core between two looks.
+_AT_REST = 0.1
+_LOOK_SECONDS = 0.5
+_REST_SECONDS = 300
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 Turn = Callable[[float], Sample]
@@ -81,6 +85,25 @@ class Server(ABC):
     def cpu_s_by_measure(self) -> Mapping[str, float]:
         """CPU time by the measure of a sample for which it counts."""
         return {"server_cpu_us": self.cpu_s}
+
+    @property
+    def calls(self) -> int | None:
+        """Calls of Python's functions since the start; None if they are not counted."""
+        return None
+
+    def rest(self) -> None:
+        """Wait until the server does next to nothing: work that it has put off (rolls, merges) counts for its turn.
+
+        Raises BenchmarkError if it does not come to rest.
+        """
+        deadline = time.monotonic() + _REST_SECONDS
+        used = self.cpu_s
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            before, used = used, self.cpu_s
+            if used - before <= _AT_REST * _LOOK_SECONDS:
+                return
+        raise BenchmarkError(f"a server did not come to rest within {_REST_SECONDS} s")
 
     @property
     def peak_mb(self) -> float:
@@ -161,16 +184,24 @@ class Storage(Server):
 
 class Store(SingleServer, Storage):
     """``logstore serve`` on ``data``, with the defaults and ``settings`` (names of LOGSTORE_* without that prefix).
-    ``live_s`` is only known if ``port`` is given.
+    ``live_s`` is only known if ``port`` is given. A ``counted`` store counts its calls, and is several times slower.
     """
 
     live_s: float | None = None
 
     def __init__(
-        self, data: Path, settings: Mapping[str, str] | None = None, *, port: int = 0, checkout: Path = ROOT
+        self,
+        data: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        port: int = 0,
+        checkout: Path = ROOT,
+        counted: bool = False,
     ) -> None:
         self.data = data
         self.checkout = checkout
+        self._counts = data.parent / f"{data.name}.calls" if counted else None
+        self._counted = 0
         self._port = port
         self._settings = {f"LOGSTORE_{name}": value for name, value in (settings or {}).items()}
         self._log = data.parent / f"{data.name}.log"
@@ -185,6 +216,7 @@ class Store(SingleServer, Storage):
             log=self._log,
             settings=self._settings,
             checkout=self.checkout,
+            counts=self._counts,
         )
         if self._port and self._answers(f"http://127.0.0.1:{self._port}/health/live"):
             self.live_s = time.monotonic() - began
@@ -213,6 +245,21 @@ class Store(SingleServer, Storage):
         return time.monotonic() - began
 
     @property
+    def calls(self) -> int | None:
+        if self._counts is None:
+            return None
+        self._counted += 1
+        self._signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(FileNotFoundError):
+                number, calls = map(int, self._counts.read_text().split())
+                if number == self._counted:
+                    return calls
+            time.sleep(0.01)
+        raise BenchmarkError("the store did not say how many calls it has made")
+
+    @property
     def address(self) -> dict[str, Any]:
         return address_of(self.url)
 
@@ -231,16 +278,25 @@ class Store(SingleServer, Storage):
 
 
 def spawn(
-    arguments: Sequence[str], *, directory: Path, log: Path, settings: Mapping[str, str], checkout: Path
+    arguments: Sequence[str],
+    *,
+    directory: Path,
+    log: Path,
+    settings: Mapping[str, str],
+    checkout: Path,
+    counts: Path | None = None,
 ) -> subprocess.Popen[str]:
-    """Start ``logstore`` of a checkout, with stderr in ``log``; ``settings`` are environment variables."""
+    """Start ``logstore`` of a checkout, with stderr in ``log``; ``settings`` are environment variables. With
+    ``counts`` it counts its calls (``counted_store``).
+    """
+    program = ["-m", "logstore.cli"] if counts is None else [str(ROOT / "benchmarks/counted_store.py"), str(counts)]
     # Settings of this shell or of conf/logstore.toml are for another store.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("LOGSTORE_")}
     # An installed store has its modules compiled; the warm-up round compiles those of a checkout.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with log.open("ab") as errors:
         return subprocess.Popen(
-            [python_of(checkout), "-m", "logstore.cli", *arguments],
+            [python_of(checkout), *program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -314,17 +370,25 @@ def run_command(command: list[str], *, timeout: float, input_text: str = "", dir
     return done.stdout
 
 
-def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) -> Turn:
+def turn_of(
+    server: Server, record_bytes: int, load: Callable[[float], Result], roll: Callable[[], None] | None = None
+) -> Turn:
     """Return a turn in which ``load`` (called with its seconds) runs on ``server`` while all others are paused.
 
-    Pages that it left unwritten are on the disk before the next turn begins. Raises BenchmarkError if no record got
-    through.
+    With ``roll``, the turn lasts until the records are rolled and the server is at rest, and the CPU time is that of
+    all this. Pages that it left unwritten are on the disk before the next turn begins. Raises BenchmarkError if no
+    record got through.
     """
 
     def turn(seconds: float) -> Sample:
         with server.awake():
+            calls_before = server.calls
             server_cpu_s, client_cpu_s = server.cpu_s_by_measure, _cpu_s_of_loads()
             result = load(seconds)
+            calls = server.calls
+            if roll is not None:
+                roll()
+                server.rest()
             cpu_s = {name: after - server_cpu_s[name] for name, after in server.cpu_s_by_measure.items()}
             client_cpu_s = _cpu_s_of_loads() - client_cpu_s
             peak_mb, resident_mb = server.peak_mb, server.resident_mb
@@ -343,6 +407,7 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
             resident_mb=resident_mb,
             **{name: 1e6 * used / result.records for name, used in cpu_s.items()},
             client_cpu_us=1e6 * client_cpu_s / result.records,
+            calls=None if calls is None or calls_before is None else (calls - calls_before) / result.records,
             throttled=result.throttled,
         )
 

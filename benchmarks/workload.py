@@ -16,17 +16,20 @@ import pyarrow as pa
 from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 Form = Literal["json", "ndjson", "arrow", "arrow lz4"]
-Payload = Literal["json", "random"]
+Payload = Literal["json", "text", "random"]
 
 _KEYS = 100_000
 _TEXT = "the order was packed and sent by air to a warehouse near new york where rain kept it over the weekend"
+#: It has letters of two and of three bytes.
+_TEXT_NOT_ASCII = "das paket wurde über zürich nach københavn geschickt 東京 の 倉庫 で 雨 に 濡れた"
 _LETTERS = np.frombuffer((string.ascii_letters + string.digits + "-_").encode(), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A load. ``payload`` is JSON objects with much in common, or JSON strings of random letters, which do not compress
-    to less than three quarters. ``batch`` is the records per request. ``spread``: the records of a request may go to
+    """A load. ``payload`` is JSON objects with much in common (``text``: their text is not ASCII), or JSON strings of
+    random letters, which do not compress to less than three quarters. ``headers``: each record of a JSON body has two.
+    ``batch`` is the records per request. ``spread``: the records of a request may go to
     all partitions (by key); else each request goes to one, all partitions in turn.
     """
 
@@ -37,6 +40,7 @@ class Workload:
     batch: int = 1_000
     connections: int = 8
     spread: bool = True
+    headers: bool = False
 
     @property
     def record_bytes(self) -> int:
@@ -56,12 +60,15 @@ def values(workload: Workload, count: int, seed: int = 0) -> list[bytes]:
     if workload.payload == "random":
         letters = _LETTERS[rng.integers(0, len(_LETTERS), (count, size - 2))].tobytes()
         return [b'"%b"' % letters[row * (size - 2) : (row + 1) * (size - 2)] for row in range(count)]
-    text = " ".join(rng.choice(_TEXT.split(" "), 4 * size + 1000).tolist())
+    words = (_TEXT_NOT_ASCII if workload.payload == "text" else _TEXT).split(" ")
+    text = " ".join(rng.choice(words, 4 * size + 1000).tolist())
     numbers = rng.integers((10**9, 0, 0, 0), (2**31, 100_000, 1_000, len(text) - size), (count, 4)).tolist()
     texts = []
     for number, user, milliseconds, start in numbers:
         head = f'{{"id":{number},"user":"user-{user:05d}","ms":{milliseconds},"note":"'
-        texts.append(f'{head}{text[start : start + size - len(head) - 2]}"}}'.encode())
+        note = text[start : start + size - len(head) - 2].encode()[: size - len(head) - 2].decode(errors="ignore")
+        filled = note.encode().ljust(size - len(head) - 2, b".")
+        texts.append(b'%b%b"}' % (head.encode(), filled))
     return texts
 
 
@@ -103,11 +110,15 @@ def _requests(workload: Workload) -> list[tuple[list[bytes], list[bytes]]]:
     return [(keys(workload.batch, seed), values(workload, workload.batch, seed)) for seed in range(count)]
 
 
+_HEADERS = b',"headers":[{"key":"source","value":"c2hvcA=="},{"key":"trace","value":"MDAtYTNjZTkyOWQwZTBlNDczNg=="}]'
+
+
 def _json(workload: Workload, body_keys: Sequence[bytes], body_values: Sequence[bytes]) -> bytes:
+    tail = _HEADERS if workload.headers else b""
     if workload.keyed:
-        records = [b'{"key":%b,"value":%b}' % pair for pair in zip(body_keys, body_values, strict=True)]
+        records = [b'{"key":%b,"value":%b%b}' % (*pair, tail) for pair in zip(body_keys, body_values, strict=True)]
     else:
-        records = [b'{"value":%b}' % value for value in body_values]
+        records = [b'{"value":%b%b}' % (value, tail) for value in body_values]
     return b'{"records":[%b]}' % b",".join(records)
 
 

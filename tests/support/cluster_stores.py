@@ -63,6 +63,10 @@ class ClusterStores:
         for broker_id in broker_ids or list(self.stores):
             del self.stores[broker_id]
             await self._ends.pop(broker_id).aclose()
+        # asyncio announces an accepted connection two turns of its loop later, to a listener that has stopped by then
+        # and aborts it; that closes its transport in another turn.
+        for _ in range(4):
+            await asyncio.sleep(0)
 
     async def kill(self, *broker_ids: int) -> None:
         """End brokers, all of them if none is named, as kill -9 does: their log directories and ZooKeeper's nodes of

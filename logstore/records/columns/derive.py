@@ -15,7 +15,7 @@ from logstore.limits import MIB
 from logstore.records.columns.field_tree import FieldNode, columns_of, field_tree
 from logstore.records.columns.framed import FramedConverter
 from logstore.records.columns.native import UNSURE, Kernel, KernelConverter, loaded_kernel
-from logstore.records.columns.one_value import Misfit, convert
+from logstore.records.columns.one_value import Misfit, value_converter
 from logstore.records.columns.schema import ColumnSchema
 
 #: These bound the memory of one step: its rows, its rows times its columns (beyond a few rows), and bytes of values.
@@ -68,17 +68,18 @@ def _parts(values: pa.Array, rows_max: int) -> Iterator[pa.Array]:
 
 
 @functools.lru_cache(256)
-def _deriver(schema: ColumnSchema) -> "_Deriver":
-    return _Deriver(schema, KERNEL)
+def _deriver(schema: ColumnSchema) -> "Deriver":
+    return Deriver(schema, KERNEL)
 
 
-class _Deriver:
+class Deriver:
     """Derives the columns of one schema, with the kernel where it is compiled."""
 
     def __init__(self, schema: ColumnSchema, kernel: Kernel | None) -> None:
         self._schema = schema
         self._root = field_tree(schema)
         self._type = self._root.conversion.type
+        self._convert_one = value_converter(self._root)
         self._framed = FramedConverter(self._root)
         self._kernel = _kernel_converter(kernel, self._root)
         self.arrow_schema = pa.schema(schema.arrow_fields)
@@ -108,9 +109,11 @@ class _Deriver:
         rows, codes = kernel.convert(values)
         if not codes.any():
             return rows, pa.nulls(len(rows), pa.string())
-        found, places = np.unique(codes, return_inverse=True)
-        texts = [kernel.reason(int(code)) if code > 0 else None for code in found]
-        reasons = pa.array(texts, pa.string()).take(pa.array(places))
+        misfits = np.flatnonzero(codes > 0)
+        found, texts = np.unique(codes[misfits], return_inverse=True)
+        places = np.full(len(rows), len(found))
+        places[misfits] = texts
+        reasons = pa.array([*map(kernel.reason, found.tolist()), None], pa.string()).take(pa.array(places))
         unsure = np.flatnonzero(codes == UNSURE)
         if not len(unsure):
             return rows, reasons
@@ -135,7 +138,7 @@ class _Deriver:
             row, reason = pa.nulls(1, self._type), None
             if value is not None:
                 try:
-                    row = pa.array([convert(self._root, value)], self._type)
+                    row = pa.array([self._convert_one(value)], self._type)
                 except Misfit as misfit:
                     reason = misfit.args[0]
                 except Exception as error:  # noqa: BLE001 - as above
@@ -150,7 +153,7 @@ class _Deriver:
         reasons: list[str | None] = []
         for value in values.to_pylist():
             try:
-                rows.append(convert(self._root, value))
+                rows.append(self._convert_one(value))
                 reasons.append(None)
             except Misfit as misfit:
                 rows.append(None)

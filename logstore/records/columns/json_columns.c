@@ -371,7 +371,7 @@ static enum outcome decimal(const struct reader *reader, const struct node *node
         }
         any = 1;
         digits = digits * 10 + (wide)(*p - '0');
-        count += digits != 0;
+        count += count || *p != '0';
         fraction += point;
         if (count > DECIMAL_DIGITS_MAX) return UNSURE;
     }

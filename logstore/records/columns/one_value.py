@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +17,8 @@ from logstore.records import surrogates
 from logstore.records.columns.field_tree import VALUE_LEVELS_MAX, Fault, FieldNode
 from logstore.records.columns.times import MICROS_MAX, MICROS_MIN, read_date, read_timestamp
 
-_INTEGER: Final = re.compile(rb"-?[0-9]+")
-_INTEGER_LENGTH_MAX: Final = len("-9223372036854775808")
+_BIGINT_END: Final = 1 << 63
+_INTEGER_LENGTH_MAX: Final = len(str(-_BIGINT_END))
 #: A decimal may also be a string, because many producers keep it from being read as a double.
 _DECIMAL: Final = re.compile(r"([+-]?)(?=[0-9]|\.[0-9])([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?", re.ASCII)
 # It matches a string without an end as well, so that it reads no byte twice.
@@ -49,11 +50,20 @@ _DECODER: Final = json.JSONDecoder(
 )
 
 
-def convert(root: FieldNode, value: bytes) -> dict[str, Any]:
-    """Return the fields of a value, as ``pyarrow.array`` takes them for the root's type; times are numbers. Raises
-    Misfit.
+Reader = Callable[[Any], Any]
+
+
+def value_converter(root: FieldNode) -> Callable[[bytes], dict[str, Any]]:
+    """Return a function that returns the fields of a value, as ``pyarrow.array`` takes them for the root's type: times
+    are numbers. The function raises Misfit.
     """
-    return _struct(root, _decode(root, value))
+    read = _struct(root)
+
+    def convert(value: bytes) -> dict[str, Any]:
+        fields: dict[str, Any] = read(_decode(root, value))
+        return fields
+
+    return convert
 
 
 def _decode(root: FieldNode, value: bytes) -> Any:
@@ -86,29 +96,42 @@ def _kind(value: Any) -> Fault:
     return Fault.NULL if value is None else _KINDS[type(value)]
 
 
-# ---- by the word of a conversion ------------------------------------------------------------------------------------
+# ---- by the word of a conversion: a function for a node returns one that reads a value -------------------------------
 
 
-def _struct(node: FieldNode, value: Any) -> dict[str, Any]:
-    if not isinstance(value, tuple):
-        raise Misfit(node.reason(_kind(value)))
-    row: dict[str, Any] = {}
-    for name, inner in value:
-        field = node.fields.get(name)
-        if field is None:
-            continue
-        if name in row:
-            raise Misfit(field.reason(Fault.TWICE))
-        row[name] = None if inner is None else _READERS[field.word](field, inner)
-    return row
+def _reader(node: FieldNode) -> Reader:
+    if node.word == "struct":
+        return _struct(node)
+    return _array(node) if node.element is not None else partial(_SCALARS[node.word], node)
 
 
-def _array(node: FieldNode, value: Any) -> list[Any]:
-    element = node.element
-    if not isinstance(value, list) or element is None:
-        raise Misfit(node.reason(_kind(value)))
-    read = _READERS[element.word]
-    return [None if inner is None else read(element, inner) for inner in value]
+def _struct(node: FieldNode) -> Reader:
+    fields = {name: (_reader(field), field) for name, field in node.fields.items()}
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, tuple):
+            raise Misfit(node.reason(_kind(value)))
+        row: dict[str, Any] = {}
+        for name, inner in value:
+            if found := fields.get(name):
+                if name in row:
+                    raise Misfit(found[1].reason(Fault.TWICE))
+                row[name] = None if inner is None else found[0](inner)
+        return row
+
+    return read
+
+
+def _array(node: FieldNode) -> Reader:
+    assert node.element is not None
+    read_element = _reader(node.element)
+
+    def read(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise Misfit(node.reason(_kind(value)))
+        return [None if inner is None else read_element(inner) for inner in value]
+
+    return read
 
 
 def _boolean(node: FieldNode, value: Any) -> bool:
@@ -126,10 +149,10 @@ def _string(node: FieldNode, value: Any) -> str:
 def _bigint(node: FieldNode, value: Any) -> int:
     if not isinstance(value, bytes):
         raise Misfit(node.reason(_kind(value)))
-    if not _INTEGER.fullmatch(value):
+    if not value.lstrip(b"-").isdigit():
         raise Misfit(node.reason(Fault.FRACTION))
-    number = int(value) if len(value) <= _INTEGER_LENGTH_MAX else 1 << 63
-    if not -1 << 63 <= number < 1 << 63:
+    number = int(value) if len(value) <= _INTEGER_LENGTH_MAX else _BIGINT_END
+    if not -_BIGINT_END <= number < _BIGINT_END:
         raise Misfit(node.reason(Fault.RANGE))
     return number
 
@@ -196,9 +219,7 @@ def _epoch(micros: int) -> Callable[[FieldNode, Any], int]:
     return read
 
 
-_READERS: Final[dict[str, Callable[[FieldNode, Any], Any]]] = {
-    "struct": _struct,
-    "array": _array,
+_SCALARS: Final[dict[str, Callable[[FieldNode, Any], Any]]] = {
     "boolean": _boolean,
     "bigint": _bigint,
     "double": _double,

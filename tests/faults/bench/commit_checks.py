@@ -188,9 +188,14 @@ def _check_positions(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _reset(evidence: Evidence, key: tuple[str, str, int]) -> int:
-    """Return the furthest position to which a reader below the log start may have been sent."""
+    """Return the furthest position to which a reader below the log start may have been sent.
+
+    A run that broke off has no final read, so that nobody knows how far the log start moved.
+    """
     log = evidence.log(*key[1:])
-    return log.final.log_start if log.final is not None and log.loses_prefix else 0
+    if not log.loses_prefix:
+        return 0
+    return log.final.log_start if log.final is not None else FOREVER
 
 
 def _unread(evidence: Evidence, topic: str, partition: int, fetched: list[tuple[int, int]], end: int) -> list[int]:

@@ -19,10 +19,11 @@ class Started:
     name: str
     checkouts: dict[str, Path] = field(compare=False)
     needs: tuple[str, ...] = ()
+    sample: Sample = field(default_factory=Sample)
 
     def start(self, stage: Stage):
         self.checkouts[self.name] = stage.checkout
-        return lambda _: Sample()
+        return lambda _: self.sample
 
 
 @pytest.fixture
@@ -40,7 +41,25 @@ def test_each_of_ours_has_its_earlier_self_and_nobody_else_is_there(checkout: Pa
     with ExitStack() as stack:
         for contender in beside(case, checkout).contenders:
             contender.start(Stage(checkout, Peers(), stack))
-    assert started == {"ours": ROOT, "wrk": ROOT, "ours before": checkout, "wrk before": checkout}
+    assert started == {
+        "ours": ROOT,
+        "wrk": ROOT,
+        "ours before": checkout,
+        "wrk before": checkout,
+        "ours, counted": ROOT,
+        "wrk, counted": ROOT,
+        "ours before, counted": checkout,
+        "wrk before, counted": checkout,
+    }
+
+
+def test_of_a_store_that_counts_only_its_calls_are_measured(checkout: Path):
+    case = beside(Case("c", "", (Started("ours", {}, sample=Sample(records_s=5.0, calls=7.0)),)), checkout)
+    with ExitStack() as stack:
+        stage = Stage(checkout, Peers(), stack)
+        samples = {contender.name: contender.start(stage)(1.0) for contender in case.contenders}
+    assert samples["ours"].records_s == samples["ours before"].records_s == 5.0
+    assert samples["ours, counted"] == samples["ours before, counted"] == Sample(calls=7.0)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("produce-json-100", 0.9), ("single-json", 0.85)])

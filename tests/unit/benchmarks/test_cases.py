@@ -23,7 +23,11 @@ def test_contenders_differ_and_targets_name_them(case):
 
 
 def test_cases_are_chosen_by_name_and_pattern_in_their_order():
-    assert [case.name for case in choose(["roll", "produce-json-*"])] == ["produce-json-100", "produce-json-1k", "roll"]
+    assert [case.name for case in choose(["roll", "produce-json-1*"])] == [
+        "produce-json-100",
+        "produce-json-1k",
+        "roll",
+    ]
     assert choose([]) == [*DEFAULT, *KAFKA, *CLUSTER]
     assert choose([], full=True) == [*DEFAULT, *KAFKA, *CLUSTER, *MATRIX]
 

@@ -159,7 +159,7 @@ def _rows(table: Path) -> pa.Table:
     return rows.filter(pa.compute.equal(rows["partition"], 0))
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["live", "restarted"])
+@pytest.mark.parametrize("restarted", [False, pytest.param(True, marks=pytest.mark.long)], ids=["live", "restarted"])
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_after_a_statement_of_another_writer_the_log_serves(tmp_path: Path, statement: str, restarted: bool) -> None:
     do, expected = STATEMENTS[statement]

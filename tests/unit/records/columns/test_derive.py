@@ -2,7 +2,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 from unittest import mock
@@ -16,7 +16,7 @@ from logstore.records.columns import derive as derive_module
 from logstore.records.columns.derive import FRAMED_ROWS_MIN, derive
 from logstore.records.columns.field_tree import FieldNode, field_tree
 from logstore.records.columns.framed import FramedConverter
-from logstore.records.columns.one_value import convert
+from logstore.records.columns.one_value import value_converter
 from logstore.records.columns.schema import Column, ColumnSchema
 from tests.support.column_values import ODD_SCHEMA, odd_values, schema_of, schemas_with_values
 
@@ -60,6 +60,7 @@ REASONS = [
     ("i bigint", '{"i":9223372036854775808}', "$.i: expected an integer, got one out of range"),
     ("i bigint", '{"i":-9223372036854775809}', "$.i: expected an integer, got one out of range"),
     ("i bigint", f'{{"i":{"9" * 5_000}}}', "$.i: expected an integer, got one out of range"),
+    ("i bigint", '{"i":18446744073709551616}', "$.i: expected an integer, got one out of range"),
     ("i bigint", '{"i":true}', "$.i: expected an integer, got a boolean"),
     ("i bigint", '{"i":[]}', "$.i: expected an integer, got an array"),
     ("i bigint", '{"i":{}}', "$.i: expected an integer, got an object"),
@@ -73,12 +74,19 @@ REASONS = [
     ("m decimal(4,2)", '{"m":1.234}', "$.m: expected a decimal(4,2), got one out of range"),
     ("m decimal(4,2)", '{"m":100}', "$.m: expected a decimal(4,2), got one out of range"),
     ("m decimal(4,2)", '{"m":1e1000000000000}', "$.m: expected a decimal(4,2), got one out of range"),
+    ("m decimal(38,0)", '{"m":4e38}', "$.m: expected a decimal(38,0), got one out of range"),
+    (
+        "m decimal(38,0)",
+        '{"m":3402823669209384634633746074317682114560}',
+        "$.m: expected a decimal(38,0), got one out of range",
+    ),
     ("m decimal(4,2)", '{"m":"1,5"}', "$.m: expected a decimal(4,2), got another string"),
     ("m decimal(4,2)", '{"m":"."}', "$.m: expected a decimal(4,2), got another string"),
     ("m decimal(4,2)", '{"m":false}', "$.m: expected a decimal(4,2), got a boolean"),
     ("s string", '{"s":1}', "$.s: expected a string, got a number"),
     ("s string", r'{"s":"\ud800"}', "$: expected Unicode, got half of a surrogate pair"),
     ("s string", r'{"x":"\udc00\ud800"}', "$: expected Unicode, got half of a surrogate pair"),
+    ("s string", r'{"s":"\udc00\udc00"}', "$: expected Unicode, got half of a surrogate pair"),
     ("s string", b'{"s":"\xff"}', "$: expected UTF-8, got other bytes"),
     ("s string", b'{"s":"\xed\xa0\x80"}', "$: expected UTF-8, got other bytes"),
     ("s string", '{"s":"\n"}', NOT_JSON),
@@ -139,6 +147,11 @@ GOOD = [
     ("i bigint", '{"x":"' + "[" * 1_000 + r"\"{\\" + '","i":7}', 7),
     ("i bigint", "{" + "".join(f'"x{n}":{n},' for n in range(10_000)) + '"i":7}', 7),
     ("d double", '{"d":12345678901234567890}', 12345678901234567890.0),
+    ("d double", '{"d":18446744073709551616}', 18446744073709551616.0),
+    ("d double", '{"d":9007199254740993}', 9007199254740992.0),
+    ("d double", '{"d":1e22}', 1e22),
+    ("d double", '{"d":1e23}', 1e23),
+    ("d double", '{"d":3e-23}', 3e-23),
     ("d double", '{"d":0.1e+1}', 1.0),
     ("d double", '{"d":4.9e-324}', 5e-324),
     ("d double", '{"d":1e-999}', 0.0),
@@ -229,7 +242,7 @@ def test_values_become_what_they_were_made_of(drawn: tuple[ColumnSchema, list[tu
 
 def one_by_one(schema: ColumnSchema, values: list[bytes]) -> list[str]:
     """Return what the rule makes of each value; -0.0 and 0.0 have different texts."""
-    deriver = derive_module._Deriver(schema, None)
+    deriver = derive_module.Deriver(schema, None)
     batch = deriver.batch(*deriver.convert_each(pa.array(values, pa.binary())))
     return [repr(row) for row in batch.to_pylist()]
 
@@ -338,26 +351,27 @@ def test_a_chunk_has_a_bound(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_many_columns_have_fewer_rows_in_a_step():
-    assert derive_module._Deriver(schema_of("i bigint"), None).rows_max == 64 * 1024
-    assert derive_module._Deriver(schema_of(",".join(f"c{n} bigint" for n in range(1_000))), None).rows_max == 2_095
+    assert derive_module.Deriver(schema_of("i bigint"), None).rows_max == 64 * 1024
+    assert derive_module.Deriver(schema_of(",".join(f"c{n} bigint" for n in range(1_000))), None).rows_max == 2_095
 
 
 def test_a_fault_of_the_program_stops_nothing(monkeypatch: pytest.MonkeyPatch):
     """Let the conversion fail at one value: its row alone has no columns, and its reason says what failed."""
 
-    def fail(root: FieldNode, value: bytes) -> dict[str, Any]:
-        if value == b'{"i":13}':
-            raise ZeroDivisionError
-        return convert(root, value)
+    def failing_converter(root: FieldNode) -> Callable[[bytes], dict[str, Any]]:
+        convert = value_converter(root)
+        return lambda value: {"i": 1 // 0} if value == b'{"i":13}' else convert(value)
 
-    monkeypatch.setattr(derive_module, "convert", fail)
-    monkeypatch.setattr(derive_module._Deriver, "convert", lambda self, values: 1 / 0)
+    monkeypatch.setattr(derive_module, "value_converter", failing_converter)
+    derive_module._deriver.cache_clear()
+    monkeypatch.setattr(derive_module.Deriver, "convert", lambda self, values: 1 / 0)
     assert rows_of(schema_of("i bigint"), None, '{"i":1}', '{"i":13}', "") == [
         {"i": None, "value_error": None},
         {"i": 1, "value_error": None},
         {"i": None, "value_error": "$: not derived because of an error (ZeroDivisionError)"},
         {"i": None, "value_error": "$: expected an object, got nothing"},
     ]
+    derive_module._deriver.cache_clear()
 
 
 def test_fields_may_have_any_name():
