@@ -30,8 +30,8 @@ DeriveColumns = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of a topic's table. ``derive`` makes the ``extra`` columns from a batch with the log's columns; it is
-    None if there are none.
+    """The columns of a topic's table. ``derive`` makes the ``extra`` columns from a batch with ``key`` and ``value``; it
+    is None if there are none.
 
     ``fingerprint`` identifies the schema of declared columns. ``others`` are the columns that rewrites copy;
     ``carried`` are those of them that a file gets. ``log_retention`` is how long entries of the Delta log are kept (an
@@ -82,10 +82,13 @@ class TableLayout:
 
     def to_segment(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
         """Convert batches of LOG_SCHEMA, or of ``row_schema``, to rows of a segment file."""
-        if self.derive is None or len(batches[0].schema) > len(LOG_SCHEMA):
-            return pa.Table.from_batches(batches).cast(self.segment_schema)
-        (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-        return pa.Table.from_batches([self.with_columns(whole)]).cast(self.segment_schema)
+        table = pa.Table.from_batches(batches)
+        if self.derive is None or len(table.schema) > len(LOG_SCHEMA):
+            return table.cast(self.segment_schema)
+        # All rows are derived at once: many small batches would each cost as much as a large one.
+        (whole,) = table.select(["key", "value"]).combine_chunks().to_batches()
+        columns = [*table.cast(SEGMENT_SCHEMA).columns, *self.derive(whole).columns]
+        return pa.Table.from_arrays(columns, schema=self.segment_schema)
 
 
 @dataclass(frozen=True, slots=True)
