@@ -30,8 +30,8 @@ DeriveColumns = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of a topic's table. ``derive`` makes the ``extra`` columns from a batch with ``key`` and ``value``; it
-    is None if there are none.
+    """The columns of a topic's table. ``derive`` makes the ``extra`` columns from a batch with ``key`` and ``value``;
+    it is None if there are none.
 
     ``fingerprint`` identifies the schema of declared columns. ``others`` are the columns that rewrites copy;
     ``carried`` are those of them that a file gets. ``log_retention`` is how long entries of the Delta log are kept (an
