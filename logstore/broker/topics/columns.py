@@ -80,6 +80,7 @@ class Columns:
         """Propose columns for the newest ``records`` of all partitions, as far as 32 MiB have them. Raises
         TopicAuthorizationError, ThrottledError and the errors of ``Fetching.records``.
         """
+        self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
         wanted = []
         for partition_log in topic.partitions:
             offsets = PartitionOffsets.of(partition_log, elsewhere)
