@@ -48,7 +48,7 @@ MakeRelay = Callable[[asyncio.Event], "Relay"]
 
 class HttpListener:
     def __init__(self, settings: Settings, authorizer: Authorizer, quotas: Quotas, tls: "Tls | None" = None) -> None:
-        """With ``tls`` clients connect over TLS alone."""
+        """Listen for clients; with ``tls`` they connect over TLS alone."""
         files = open_files_limit()
         if (shortage := open_files_shortage(files, settings.max_connections)) is not None:
             log.warning("listener.few_open_files", reason=shortage)

@@ -110,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **keywords)
         #: The broker at the other end, on a connection between brokers: it relays requests of its clients.
         self.relaying_broker: int | None = None
-        #: What the TLS handshake has shown of the client.
+        #: The client as the TLS handshake has shown it.
         self.identity = PLAINTEXT
         #: True if the client sends nothing more; a response may still reach it.
         self.client_ended = False

@@ -262,6 +262,12 @@ ROLL_SECONDS: Final = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
+COLUMN_MISFITS: Final = _TopicCounter(
+    "logstore_column_misfits",
+    "Records that were rolled without columns, because their values did not fit.",
+    ("topic",),
+    registry=REGISTRY,
+)
 
 MERGES: Final = _TopicCounter(
     "logstore_merges",
@@ -296,6 +302,7 @@ _TOPIC_METRICS: Final = (
     FETCHED_RECORDS,
     FETCHED_BYTES,
     ROLLS,
+    COLUMN_MISFITS,
     MERGES,
     MERGED_SEGMENTS,
     MERGED_BYTES,

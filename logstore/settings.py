@@ -474,6 +474,11 @@ class Settings(BaseSettings):
         settings = info.data.get("broker_defaults", {})
         theirs = topic_defaults_of(settings)
         ours = validate_overrides({str(name): str(text) for name, text in value.items()})
+        if "table.columns.mode" in ours:
+            raise InvalidConfigError(
+                "table.columns.mode has no default of the store, because columns are declared for each topic: "
+                "logstore topic columns add TOPIC"
+            )
         for key in theirs:
             if key in ours and ours[key] != theirs[key]:
                 setting, text = next(set_synonyms(key, settings))

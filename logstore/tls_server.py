@@ -30,7 +30,7 @@ HANDSHAKES_MAX: Final = 1_000
 # Without free file descriptors the server waits this long, as asyncio's does.
 _NO_FILES_SECONDS: Final = 1.0
 
-#: What went wrong with a handshake, by OpenSSL's name of the reason.
+#: The reasons of failed handshakes in words, by OpenSSL's names of them.
 _REASONS: Final = {
     "HTTP_REQUEST": "the client speaks plain HTTP: its URL must begin with https://",
     "WRONG_VERSION_NUMBER": "the client does not speak TLS",

@@ -36,7 +36,7 @@ class TlsFacts:
 
 
 class ConnectionIdentity(NamedTuple):
-    """What the handshake of a connection has shown of its client."""
+    """The client of a connection, as its handshake has shown it."""
 
     tls: TlsFacts | None
     principal: Principal

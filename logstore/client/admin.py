@@ -47,6 +47,13 @@ from logstore.protocol.messages.cluster import (
     PartitionReplicasList,
     TopicPartitionEntry,
 )
+from logstore.protocol.messages.columns import (
+    ChangedColumns,
+    ColumnProposal,
+    ColumnsRequest,
+    RetireColumnsRequest,
+    TopicColumns,
+)
 from logstore.protocol.messages.erasures import ErasureReport, ErasureReports, ErasureRequest
 from logstore.protocol.messages.groups import (
     DELETED_GROUPS_MAX,
@@ -335,6 +342,44 @@ class Admin:
             idempotent=True,
             bad_request=InvalidConfigError,
         )
+
+    def columns(self, topic: str) -> TopicColumns:
+        """Return the declared columns of the topic's table, and how far they are filled. Raises UnknownTopicError."""
+        return decode(self._transport.request("GET", topic_path(topic, "/columns")).content, TopicColumns)
+
+    def set_columns(self, topic: str, columns: str, *, dry_run: bool = False) -> ChangedColumns:
+        """Declare these columns, as ``"carrier STRING, city STRING FROM user.city"``, and retire all others. Raises
+        InvalidConfigError, which says what to write instead, and UnknownTopicError.
+        """
+        return self._change_columns("PUT", topic, "", ColumnsRequest(columns, dry_run))
+
+    def add_columns(self, topic: str, columns: str, *, dry_run: bool = False) -> ChangedColumns:
+        """Declare columns beside those that are there. Raises as ``set_columns``."""
+        return self._change_columns("POST", topic, "", ColumnsRequest(columns, dry_run))
+
+    def retire_columns(self, topic: str, columns: Sequence[str], *, dry_run: bool = False) -> ChangedColumns:
+        """Retire columns: new files do not have them, and their names and types stay. Raises as ``set_columns``."""
+        return self._change_columns("POST", topic, "/retire", RetireColumnsRequest(tuple(columns), dry_run))
+
+    def _change_columns(
+        self, method: str, topic: str, rest: str, asked: ColumnsRequest | RetireColumnsRequest
+    ) -> ChangedColumns:
+        # A second time this changes nothing, so it is safe to send again.
+        response = self._transport.request(
+            method,
+            topic_path(topic, f"/columns{rest}"),
+            json=asked,
+            idempotent=True,
+            bad_request=InvalidConfigError,
+        )
+        return decode(response.content, ChangedColumns)
+
+    def propose_columns(self, topic: str, *, records: int = 10_000) -> ColumnProposal:
+        """Propose columns for the newest ``records`` of the topic. Raises InvalidRequestError for other numbers than 1
+        to 100,000, and UnknownTopicError.
+        """
+        path = topic_path(topic, f"/columns/proposal?records={records}")
+        return decode(self._transport.request("GET", path).content, ColumnProposal)
 
     def add_partitions(self, topic: str, total: int) -> None:
         """Grow the topic to ``total`` partitions. Raises InvalidPartitionsError if it has that many or more."""

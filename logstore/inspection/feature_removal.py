@@ -200,11 +200,11 @@ def _rewrite(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: Top
             f"drop-foreign-files {topic} first"
         )
     joined: list[tuple[MergeGroup, Segment]] = []
-    for partition, state in snapshot.partitions.items():
+    for partition in snapshot.partitions:
         files = snapshot.segments(partition)
         for file in sharing(files, {path for one in files for path in one.masked_paths}):
             group = MergeGroup(partition, (file,), file.base_offset)
-            task = merge_task(group, topic, table.files.uri, state, config, now_ms)
+            task = merge_task(group, topic, table.files.uri, snapshot, config, now_ms)
             joined.append((group, write_here(len(joined), task, files=table.files).segment))
     done = table.commit_rewrites(merge_parts(joined), data_change=False, operation=MERGE, taking_back=True)
     for error in done.refused.values():

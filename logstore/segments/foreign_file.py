@@ -171,19 +171,19 @@ class ForeignFile:
         vectors = sum(source.deleted_bytes for source in self._sources)
         return 1024 + 256 * len(self.groups) + vectors + (0 if self._order is None else self._order.nbytes)
 
-    def batches(self, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one of ``groups``, ``rows`` at a time. Raises FileNotFoundError, OSError,
-        CorruptionError.
+    def batches(self, index: int, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one of ``groups``, ``rows`` at a time, with columns of the log and of the table. Raises
+        FileNotFoundError, OSError, CorruptionError.
         """
         if self._order is None:
             source, group, _ = self._stored[index]
-            yield from source.batches(group, columns, rows)
+            yield from source.batches(group, schema, rows)
             return
-        whole = self._sorted_run(index, columns)
+        whole = self._sorted_run(index, schema)
         for at in range(0, whole.num_rows, rows):
             yield whole.slice(at, rows)
 
-    def _sorted_run(self, index: int, columns: Sequence[str]) -> pa.RecordBatch:
+    def _sorted_run(self, index: int, schema: pa.Schema) -> pa.RecordBatch:
         assert self._order is not None
         wanted = self._order[index * self._run_rows : (index + 1) * self._run_rows]
         in_file = np.sort(wanted)
@@ -192,7 +192,7 @@ class ForeignFile:
         for (source, group, first), end in zip(self._stored, ends, strict=True):
             low, high = np.searchsorted(in_file, (first, end))
             if low < high:
-                found += source.rows(group, columns, in_file[low:high] - np.uint32(first))
+                found += source.rows(group, schema, in_file[low:high] - np.uint32(first))
         table = pa.Table.from_batches(found).take(pa.array(np.searchsorted(in_file, wanted)))
         (batch,) = table.combine_chunks().to_batches()
         return batch
@@ -223,7 +223,7 @@ def stored_batches(files: TableFiles, path: str, columns: Sequence[str]) -> Iter
     """
     source = _Source(files, path, None)
     for group in range(source.parquet.metadata.num_row_groups):
-        yield from source.batches(group, columns, ROW_GROUP_ROWS_MAX)
+        yield from source.batches(group, _of_log(columns), ROW_GROUP_ROWS_MAX)
 
 
 class _Source:
@@ -265,7 +265,7 @@ class _Source:
     def scan(self) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield offsets and timestamps (ms) of each row group."""
         for group in range(self.parquet.metadata.num_row_groups):
-            read = list(self.batches(group, _NEEDED, ROW_GROUP_ROWS_MAX))
+            read = list(self.batches(group, _of_log(_NEEDED), ROW_GROUP_ROWS_MAX))
             columns = (
                 np.concatenate(
                     [np.empty(0, np.int64), *(batch.column(name).cast(pa.int64()).to_numpy() for batch in read)]
@@ -274,12 +274,12 @@ class _Source:
             )
             yield (group, *columns)  # type: ignore[misc]
 
-    def batches(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, group: int, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the records of a row group, up to ``rows`` at a time."""
         at = self._first_rows[group]
-        for batch in self.parquet.read(group, columns, rows):
+        for batch in self.parquet.read(group, schema.names, rows):
             # The batch is converted first, because Arrow cannot take rows of every type that others write.
-            records = _as_log(self.parquet, batch, columns)
+            records = _converted(self.parquet, batch, schema)
             kept = self._kept(at, at + batch.num_rows)
             if kept is not None:
                 records = records.filter(pa.array(kept))
@@ -287,10 +287,10 @@ class _Source:
             if records.num_rows:
                 yield records
 
-    def rows(self, group: int, columns: Sequence[str], wanted: npt.NDArray[np.uint32]) -> Iterator[pa.RecordBatch]:
+    def rows(self, group: int, schema: pa.Schema, wanted: npt.NDArray[np.uint32]) -> Iterator[pa.RecordBatch]:
         """Yield records of a row group by their rising numbers among its records."""
         at = 0
-        for batch in self.batches(group, columns, _ROWS_AT_ONCE):
+        for batch in self.batches(group, schema, _ROWS_AT_ONCE):
             low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
             if low < high:
                 yield batch.take(pa.array(wanted[low:high] - np.uint32(at)))
@@ -299,9 +299,12 @@ class _Source:
                 return
 
 
-def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the batch with the types of LOG_SCHEMA. A column that the file leaves out is null, as in Delta."""
-    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+def _of_log(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+
+
+def _converted(file: ParquetFile, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with the types of ``schema``. A column that the file leaves out is null, as in Delta."""
     arrays = []
     for field in schema:
         if field.name not in batch.schema.names:
@@ -313,8 +316,8 @@ def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) ->
         if column.null_count and not field.nullable:
             raise _not_records(file, f"{field.name} is null in it")
         try:
-            # The cast is not safe for timestamps, because others may have microseconds, which are cut off.
-            arrays.append(column.cast(field.type, safe=field.name != "timestamp"))
+            # The cast is not safe for timestamps, because others may have finer units, which are cut off.
+            arrays.append(column.cast(field.type, safe=not pa.types.is_timestamp(field.type)))
         except pa.ArrowException as error:
             raise damaged(file.place, error) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,9 +1,9 @@
 """Row groups of a segment, each as a separate Parquet file, for readers that decode history themselves.
 
-Such a file has the column chunks as they are in the segment, and a footer that says where they are now. It has the
-segment's columns and none of its metadata. Invariant: a returned file was compared with the segment's checksums. If a
-reader may have only some rows of a row group, or if the file has no checksums, the rows are written as a file of the
-same kind.
+Such a file has the column chunks of the log's columns as they are in the segment, where they come first, and a footer
+that says where they are now. It has none of the segment's other columns and none of its metadata. Invariant: a
+returned file was compared with the segment's checksums. If a reader may have only some rows of a row group, or if the
+file has no checksums, the rows are written as a file of the same kind.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from logstore.crc32c import crc32c
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.records.log_batches import int64_values
-from logstore.records.schema import LOG_SCHEMA
+from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments import thrift
 from logstore.segments.checksums import MAGIC, TRAILER_BYTES
 from logstore.segments.foreign_file import open_foreign
@@ -30,6 +30,8 @@ from logstore.table_files import TableFiles
 _VERSION, _SCHEMA, _NUM_ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
 # RowGroup, which also has a _NUM_ROWS.
 _COLUMNS, _TOTAL_BYTE_SIZE = 1, 2
+# SchemaElement.
+_NUM_CHILDREN = 5
 # ColumnChunk.
 _FILE_OFFSET, _META_DATA = 2, 3
 # ColumnMetaData.
@@ -39,6 +41,8 @@ _DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET, _STATISTICS, _ENCODING_STATISTICS, _
 _UNENCODED_BYTES = 1
 # Four numbers of a footer are larger with values than without.
 _FOOTER_GROWS_MAX = 64
+#: The columns that Parquet makes of those of the log: one each, and two of headers.
+_LOG_LEAVES = len(SEGMENT_SCHEMA) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,9 @@ def _row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
         footer = thrift.decode(file.footer_bytes)
         found = []
         for index, row_group in enumerate(_elements(footer, _ROW_GROUPS)):
-            begin, crc_before = file.chain[index * file.metadata.num_columns]
-            end, crc_after = file.chain[(index + 1) * file.metadata.num_columns]
+            first = index * file.metadata.num_columns
+            begin, crc_before = file.chain[first]
+            end, crc_after = file.chain[first + _LOG_LEAVES]
             its_footer, decoded_bytes = _footer(footer, row_group, begin), _decoded_bytes(row_group)
             found.append(RowGroupFile(index, begin, end, crc_before, crc_after, its_footer, decoded_bytes))
     except (*BAD_BYTES, IndexError) as error:
@@ -183,18 +188,33 @@ def _elements(struct: thrift.Struct, field: int) -> list[thrift.Struct]:
 
 def _decoded_bytes(row_group: thrift.Struct) -> int:
     """Return the bytes of decoded records. The footer's own size is of encoded pages: a small part if keys repeat."""
-    sizes = [chunk[_META_DATA][1].get(_SIZE_STATISTICS, (0, {}))[1] for chunk in _elements(row_group, _COLUMNS)]
+    chunks = _elements(row_group, _COLUMNS)[:_LOG_LEAVES]
+    sizes = [chunk[_META_DATA][1].get(_SIZE_STATISTICS, (0, {}))[1] for chunk in chunks]
     unencoded: int = sum(size[_UNENCODED_BYTES][1] for size in sizes if _UNENCODED_BYTES in size)
-    encoded: int = row_group[_TOTAL_BYTE_SIZE][1]
     rows: int = row_group[_NUM_ROWS][1]
-    return max(unencoded, encoded) + RECORD_OVERHEAD_BYTES * rows
+    return max(unencoded, _encoded_bytes(chunks)) + RECORD_OVERHEAD_BYTES * rows
+
+
+def _encoded_bytes(chunks: Sequence[thrift.Struct]) -> int:
+    return sum(chunk[_META_DATA][1][_TOTAL_UNCOMPRESSED][1] for chunk in chunks)
+
+
+def _log_columns(schema: Sequence[thrift.Struct]) -> list[thrift.Struct]:
+    """Return the schema of the log's columns. Its elements are in depth-first order; the first one is the root."""
+    end, open_columns = 1, len(SEGMENT_SCHEMA)
+    while open_columns:
+        open_columns += schema[end].get(_NUM_CHILDREN, (0, 0))[1] - 1
+        end += 1
+    kind, _ = schema[0][_NUM_CHILDREN]
+    return [{**schema[0], _NUM_CHILDREN: (kind, len(SEGMENT_SCHEMA))}, *schema[1:end]]
 
 
 def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> bytes:
     """Return the footer, without page index, of a file whose column chunks from ``begin`` follow the magic number."""
     shift = len(MAGIC) - begin
     columns = []
-    for chunk in _elements(row_group, _COLUMNS):
+    chunks = _elements(row_group, _COLUMNS)[:_LOG_LEAVES]
+    for chunk in chunks:
         metadata = {field: told for field, told in chunk[_META_DATA][1].items() if field != _STATISTICS}
         for field in (_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET):
             if field in metadata:
@@ -204,13 +224,13 @@ def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> 
     rows = row_group[_NUM_ROWS]
     group = {
         _COLUMNS: (thrift.LIST, (thrift.STRUCT, columns)),
-        _TOTAL_BYTE_SIZE: row_group[_TOTAL_BYTE_SIZE],
+        _TOTAL_BYTE_SIZE: (thrift.I64, _encoded_bytes(chunks)),
         _NUM_ROWS: rows,
     }
     return _trailer(
         {
             _VERSION: of_segment[_VERSION],
-            _SCHEMA: of_segment[_SCHEMA],
+            _SCHEMA: (thrift.LIST, (thrift.STRUCT, _log_columns(_elements(of_segment, _SCHEMA)))),
             _NUM_ROWS: rows,
             _ROW_GROUPS: (thrift.LIST, (thrift.STRUCT, [group])),
             _CREATED_BY: of_segment[_CREATED_BY],

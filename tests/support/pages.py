@@ -371,6 +371,10 @@ logstore topic roll events
             r"new \[TopicPartition\(topic='orders', partition=0\), .*\n(\d \d+\n)+given up \[TopicP",
         )
     ),
+    "query-your-values.md": Plan(
+        spark=True,
+        printed=(r"carrier STRING, dep_delay DOUBLE", r"\|\s+AA\|\s+9\.5\|", r"1 record did not fit"),
+    ),
     "quickstart-notebook.md": Plan(spark=True, before=_FLIGHTS),
     "quickstart-operator.md": Plan(
         before="""

@@ -42,6 +42,6 @@ def test_a_rule_is_read_as_kafka_reads_it(rules: str, subject: str, name: str | 
 
 
 @pytest.mark.parametrize("rules", ["default", "RULE:a", "RULE:a/b", "RULE:(/x/", "DEFAULT DEFAULT", "RULE:a/b/X", ","])
-def test_what_is_no_rule_is_refused(rules: str) -> None:
+def test_a_text_that_is_no_rule_is_refused(rules: str) -> None:
     with pytest.raises(ValueError, match=r"it takes DEFAULT|no regular expression"):
         PrincipalMapping.parse(rules)
