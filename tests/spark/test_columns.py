@@ -78,7 +78,7 @@ def test_columns_are_read_and_prune_files(spark, store, topic):
 
 
 @pytest.mark.long
-def test_statements_of_spark_leave_a_log_that_goes_on(spark, store, topic):
+def test_statements_of_spark_leave_a_log_that_continues(spark, store, topic):
     path = path_of(store, topic)
     table = f"delta.`{path}`"
     before = served(store, topic)

@@ -55,7 +55,7 @@ def test_declarations_have_a_normal_form(text: str, normal: str) -> None:
         (", ".join(f"c{n} BIGINT" for n in range(COLUMNS_MAX + 1)), "at most 1,000 columns, not 1,001"),
     ],
 )
-def test_what_is_refused_says_what_to_write(text: str, advice: str) -> None:
+def test_a_refusal_says_what_to_write(text: str, advice: str) -> None:
     with pytest.raises(ValueError, match=re.escape(advice)):
         parse_columns(text)
 

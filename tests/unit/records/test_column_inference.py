@@ -49,7 +49,7 @@ def test_a_type_is_that_of_all_values(values, kind):
         (tuple({f"key{n % 60}": 1} for n in range(200)), "an object with 60 keys that are rare: a map"),
     ],
 )
-def test_what_has_no_type_is_left_out_with_the_reason(values, reason):
+def test_a_field_without_a_type_is_left_out_with_the_reason(values, reason):
     found = proposal(*({"x": value, "n": 1} for value in values))
     assert found.ddl == "n BIGINT"
     assert [(one.field, one.reason) for one in found.left_out] == [("x", reason)]

@@ -44,5 +44,5 @@ def test_a_text_of_which_parquet_keeps_no_bounds_leaves_the_file_without() -> No
     assert bounds_of(["a", "b", "x" * 5000], pa.string()) == (None, None)
 
 
-def test_what_json_has_no_number_for_leaves_the_file_without() -> None:
+def test_numbers_that_json_lacks_leave_the_file_without() -> None:
     assert bounds_of([1.0, float("inf")], pa.float64()) == (None, None)

@@ -67,7 +67,7 @@ def test_a_row_group_without_deleted_rows_goes_as_it_is_stored(tmp_path: Path) -
         assert file.read()["offset"].to_pylist() == list(range(2000, 3000))
 
 
-def test_a_row_group_file_has_the_columns_of_the_log_alone_and_none_of_the_metadata(tmp_path: Path) -> None:
+def test_a_row_group_file_has_only_the_columns_of_the_log_without_the_metadata(tmp_path: Path) -> None:
     layout, key = new_layout(OFFSETS_TOPIC), OffsetKey("g", "t", 0)
     with SegmentWriter(open_table(tmp_path), 0, 0, 1, 0, layout=layout) as writer:
         writer.write(to_log_batch([WireBatch(encode_offset_records([(key, None)]), 0, TIMESTAMP_MS, False)]))
