@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -68,7 +68,6 @@ def erase(
     The erasure goes on without this command. The exit code is 1 while brokers that are not there still have to erase.
     """
     from logstore.errors import StoreUnreachableError
-    from logstore.records.key_texts import key_bytes
 
     if key_json and key_base64:
         raise typer.BadParameter("give --key-json or --key-base64", param_hint="--key-json")
@@ -79,18 +78,20 @@ def erase(
         raise typer.BadParameter(
             "give keys, or an expression that has them: key == 'ada' and ...", param_hint="--where"
         )
-    keys = key_bytes(texts, "json" if key_json else "binary" if key_base64 else None)
+    key_format: Literal["json", "binary"] | None = "json" if key_json else "binary" if key_base64 else None
     try:
         with admin_of(ctx, url) as admin:
             if dry_run or not yes:
-                found = _followed(admin, admin.erase(name, keys, where=where, dry_run=True, wait=False))
+                count = admin.erase(name, texts, where=where, key_format=key_format, dry_run=True, wait=False)
+                found = _followed(admin, count)
                 if found.state == "failed":
                     fail(f"cannot count the records: {found.waiting}")
                 if dry_run:
                     _print_count(found, as_json=json)
                     return
                 confirm(f"Erase {_found_text(found)} of topic {name} for good?", otherwise="Nothing was erased.")
-            report = _followed(admin, admin.erase(name, keys, where=where, wait=False))
+            begun = admin.erase(name, texts, where=where, key_format=key_format, wait=False)
+            report = _followed(admin, begun)
             if report.state == "failed":
                 fail(f"nothing was erased: {report.waiting}")
     except StoreUnreachableError as error:
