@@ -240,7 +240,8 @@ def reset(
     to_current: Annotated[
         bool,
         typer.Option(
-            "--to-current", help="Keep the committed offset, or reset to the high watermark if there is none."
+            "--to-current",
+            help="Keep the committed offset, or reset to the high watermark if there is none, or one beyond it.",
         ),
     ] = False,
     to_offset: Annotated[
@@ -311,6 +312,13 @@ def reset(
             topics=topics,
             dry_run=dry_run,
         )
+    for each in done if to_current else ():
+        if each.previous_offset is not None and each.previous_offset > each.offset:
+            typer.echo(
+                f"logstore: warning: the committed offset {each.previous_offset} of {each.topic}-{each.partition} is "
+                f"beyond its end: {each.offset} is taken instead",
+                err=True,
+            )
     if json:
         print_json({"group": group, "dry_run": dry_run, "offsets": done})
         return
