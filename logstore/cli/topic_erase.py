@@ -9,7 +9,7 @@ import typer
 
 from logstore.cli.output import counted, print_json, print_table, time_text
 from logstore.command_line.command_group import FAILED, confirm, fail
-from logstore.command_line.options import JsonOption, TopicArgument, UrlOption, admin_of
+from logstore.command_line.options import JsonOption, TopicArgument, UrlOption, admin_of, given_path, read_text
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
@@ -43,8 +43,13 @@ def erase(
         list[str] | None, typer.Option("--key", "-k", metavar="KEY", help="A key, as text; may be repeated.")
     ] = None,
     keys_file: Annotated[
-        str | None,
-        typer.Option("--keys-file", metavar="FILE", help="A file with a key on each line, or - for standard input."),
+        Path | None,
+        typer.Option(
+            "--keys-file",
+            metavar="FILE",
+            parser=given_path,
+            help="A file with a key on each line, or - for standard input.",
+        ),
     ] = None,
     key_json: Annotated[
         bool, typer.Option("--key-json", help='Only records whose key is the JSON text: "ada" with its quotes.')
@@ -129,15 +134,12 @@ def erasures(ctx: typer.Context, name: TopicArgument, json: JsonOption = False, 
         )
 
 
-def _lines(file: str | None) -> list[str]:
+def _lines(file: Path | None) -> list[str]:
     if file is None:
         return []
-    try:
-        text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"cannot read {file}: {error}", param_hint="--keys-file") from None
     # Other characters that end lines, such as U+2028, may be part of a key.
-    return [line for line in (line.removesuffix("\r") for line in text.split("\n")) if line]
+    lines = read_text(file, "--keys-file").split("\n")
+    return [line for line in (line.removesuffix("\r") for line in lines) if line]
 
 
 def _followed(admin: "Admin", report: "ErasureReport") -> "ErasureReport":
