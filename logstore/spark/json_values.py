@@ -76,7 +76,7 @@ def parse_json(
     reason = F.when(text.isNull(), NOT_TEXT).when(~_is_json(text, mark), NOT_JSON).otherwise(misfit)
     is_corrupt, broken = parsed.isNull() & raw.isNotNull(), F.make_valid_utf8(raw)
     if strict:
-        error = F.concat(F.lit("parse_json: a value is "), reason, F.lit(": "), broken)
+        error = F.concat(F.lit("parse_json: cannot parse a value ("), reason, F.lit("): "), broken)
         made = made.withColumn(column, F.when(is_corrupt, F.raise_error(error)).otherwise(parsed))
     else:
         corrupt = {CORRUPT_RECORD: F.when(is_corrupt, broken), CORRUPT_REASON: F.when(is_corrupt, reason)}

@@ -227,9 +227,9 @@ def test_strictly_a_broken_value_ends_the_query(spark, schema):
     whole = parse_json(frame, schema, strict=True)
     assert whole.columns == ["offset", "value"]
     assert [row.value is None for row in whole.collect()] == [False, True]
-    broken = [(JSON[3], NOT_JSON), (JSON[5], NOT_TEXT), ((7, b'{"a": 1} x'), rf"{NOT_JSON}: \{{\"a\": 1\}} x")]
+    broken = [(JSON[3], NOT_JSON), (JSON[5], NOT_TEXT), ((7, b'{"a": 1} x'), rf"{NOT_JSON}\): \{{\"a\": 1\}} x")]
     for row, message in broken:
-        with pytest.raises(Exception, match=f"parse_json: a value is {message}"):
+        with pytest.raises(Exception, match=rf"parse_json: cannot parse a value \({message}"):
             parse_json(spark.createDataFrame([row], "offset int, value binary"), schema, strict=True).collect()
 
 

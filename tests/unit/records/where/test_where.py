@@ -214,6 +214,7 @@ def test_and_binds_stronger_than_or_and_not_strongest():
         ('$.user == "ada', 11, "no closing quote"),
         (r'$.user == "\x"', 11, "not a JSON string"),
         ("user == 1", 1, "expected key, timestamp, a field as $.user"),
+        ("$.items[01] == 1", 8, 'a field goes on with .name, [0] or ["name"]'),
         ("($.a == 1", 10, "expected and, or, or ), found the end"),
         ("$.a == 1)", 9, "expected and, or, or the end, found ')'"),
         ("$.a == 1 $.b == 2", 10, "expected and, or, or the end, found '$.b'"),
