@@ -90,7 +90,6 @@ from logstore.protocol.messages.topics import (
     Rolled,
     Topic,
 )
-from logstore.records.key_texts import key_bytes
 
 _GROUPS_PER_PAGE = 10_000
 _LOOK_SECONDS = 5.0
@@ -421,26 +420,25 @@ class Admin:
         keys: Sequence[str | bytes] = (),
         *,
         where: str | None = None,
-        key_format: Literal["string", "json"] | None = None,
+        key_format: Literal["string", "json", "binary"] | None = None,
         dry_run: bool = False,
         wait: bool = True,
     ) -> ErasureReport:
         """Erase the present records with these ``keys``, or those that the expression ``where`` selects, for good, from
         every file of the store; return the report.
 
-        A text key matches records whose key is that text or its JSON text, unless ``key_format`` names one of the two;
-        a bytes key matches itself. ``dry_run`` only counts the records. ``wait`` waits until the report is ``erased``,
-        or waits only for brokers that are down; else ``erasure`` returns the progress. Raises UnknownTopicError,
-        InvalidRequestError (too many keys, or an internal topic).
+        A text key matches records whose key is that text or its JSON text, unless ``key_format`` names one of the two,
+        or says that the texts are base64 (``binary``).
+        A bytes key matches itself; if it is the JSON text of a string, it matches every JSON text of that string.
+        ``dry_run`` only counts the records. ``wait`` waits until the report is ``erased``, or waits only for brokers
+        that are down; else ``erasure`` returns the progress. Raises UnknownTopicError, InvalidRequestError (too many
+        keys, texts beside bytes, or an internal topic).
         """
-        texts = [key for key in keys if isinstance(key, str)]
-        exact = [key for key in keys if isinstance(key, bytes)]
-        if exact or key_format:
-            exact += key_bytes(texts, key_format)
-            encoded = tuple(base64.b64encode(key).decode() for key in exact)
-            body = ErasureRequest(encoded, where, "binary", dry_run)
-        else:
-            body = ErasureRequest(tuple(texts), where, dry_run=dry_run)
+        texts = tuple(key for key in keys if isinstance(key, str))
+        exact = tuple(base64.b64encode(key).decode() for key in keys if isinstance(key, bytes))
+        if exact and (texts or key_format):
+            raise InvalidRequestError("an erasure is of texts or of bytes: erase the others with a second call")
+        body = ErasureRequest(exact or texts, where, "binary" if exact else key_format, dry_run)
         path = topic_path(topic, "/erasures")
         # A second one finds nothing to erase, so this is safe to send again.
         response = self._transport.request("POST", path, json=body, idempotent=True)

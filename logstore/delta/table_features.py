@@ -7,7 +7,7 @@ commits. Each such error names the feature, the reason, and the command that tak
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -320,6 +320,11 @@ def take_back_command(topic: str) -> str:
     return f"logstore topic take-feature-back {topic}"
 
 
+def remedy_of_unknown(names: Collection[str]) -> str:
+    """Return what to do about features that this release does not know; it takes none of them back."""
+    return f"Upgrade logstore, or let the writer that turned it on take {', '.join(names)} back"
+
+
 def words_of(name: str) -> str:
     known = FEATURES.get(name)
     return name if known is None else known.words
@@ -327,7 +332,10 @@ def words_of(name: str) -> str:
 
 def _refusal(files: TableFiles, reasons: Mapping[str, str], what: str) -> UnsupportedTableError:
     listed = "; ".join(f"{words_of(name)} ({why})" for name, why in reasons.items())
-    if set(reasons) <= {COLUMN_MAPPING, "typeWidening", "typeWidening-preview"}:
+    unknown = [name for name in reasons if name not in FEATURES]
+    if unknown:
+        remedy = remedy_of_unknown(unknown)
+    elif set(reasons) <= {COLUMN_MAPPING, "typeWidening", "typeWidening-preview"}:
         before = f"RESTORE TABLE delta.`{files}` to the version before"
         remedy = f"Undo that in Spark: rename the column back, or {before}"
     elif irremovable := next((f for name in reasons if (f := FEATURES.get(name)) and f.irremovable), None):

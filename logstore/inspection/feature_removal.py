@@ -30,6 +30,7 @@ from logstore.delta.table_features import (
     columns_in_the_way,
     matches,
     of_readers,
+    remedy_of_unknown,
 )
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError
@@ -74,7 +75,8 @@ def features_to_take_back(snapshot: TopicSnapshot, feature: str | None) -> tuple
     for name in sorted(wanted):
         known = FEATURES.get(name)
         if known is None:
-            raise CommitRefusedError(f"{snapshot.location}: this release does not know the feature {name}")
+            unknown = f"{snapshot.location}: this release does not know the feature {name}"
+            raise CommitRefusedError(f"{unknown}. {remedy_of_unknown([name])}")
         if known.irremovable is not None:
             raise CommitRefusedError(f"{snapshot.location}: {known.words} cannot be taken back: {known.irremovable}")
         if (why := columns_in_the_way(name, snapshot.table)) is not None:
