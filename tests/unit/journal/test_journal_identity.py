@@ -87,7 +87,7 @@ def test_the_position_is_never_ahead_of_what_a_power_cut_leaves(
     run(scenario())
     scan = JournalScan(directory, FileSystem())
     list(scan.frames())
-    expected = ExpectedJournal(record.identity.directory_id, record.durable_ends[-1])
+    expected = ExpectedJournal(record.identity.directory_id, record.durable_ends[-1], record.file_id, record.begin)
     assert expected.difference(scan.verdict.found(directory)) is None
 
 
@@ -142,8 +142,8 @@ def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeyp
     monkeypatch.setattr(journal_module, "RECORDING_S", 0.0)
 
     class FullDisk(MemoryRecord):
-        def record(self, durable_end: int) -> None:
-            super().record(durable_end)
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
+            super().record(durable_end, file_id, begin)
             if len(self.durable_ends) > 1:
                 raise OSError(28, "No space left on device")
 
@@ -165,7 +165,7 @@ def test_nothing_is_acknowledged_before_the_first_position_is_written(tmp_path: 
     """Refuse the append: a lost journal would look like one that was never begun."""
 
     class BadDisk(MemoryRecord):
-        def record(self, durable_end: int) -> None:
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
             raise OSError(28, "No space left on device")
 
     async def scenario() -> None:
@@ -187,8 +187,8 @@ def test_no_append_waits_for_the_disk_of_the_file_beside_the_journal(
     begun, go_on = threading.Event(), threading.Event()
 
     class HangingDisk(MemoryRecord):
-        def record(self, durable_end: int) -> None:
-            super().record(durable_end)
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
+            super().record(durable_end, file_id, begin)
             if len(self.durable_ends) > 1:
                 begun.set()
                 assert go_on.wait(60)
