@@ -21,7 +21,7 @@ from logstore.broker.quotas import Quotas
 from logstore.cli.app import app
 from logstore.cli.checks import Status
 from logstore.cli.doctor import check_journal
-from logstore.errors import DataDirectoryError, JournalFileLostError, UnknownGroupError
+from logstore.errors import DataDirectoryError, JournalFileLostError, QuarantinedError, UnknownGroupError
 from logstore.journal import journal as journal_module
 from logstore.journal.errors import JournalDiffersError
 from logstore.node import Store, running_store
@@ -241,6 +241,34 @@ def test_an_oldest_file_that_is_missing_is_missed_and_served_once_it_is_back(dat
     for _ in range(2):
         run(refused(data, "its oldest files are missing"))
     assert content_of(data) == before
+    (tmp_path / oldest.name).rename(oldest)
+    run(served())
+
+
+def test_an_oldest_file_that_comes_back_after_starts_without_it_is_served(data: Path, tmp_path: Path) -> None:
+    """No start may write down that the records in it are sealed: a later one would free the file."""
+    oldest = min(journal_of(data / "brokers/0").glob("*.log"))
+
+    async def append_one() -> None:
+        async with store_on(data) as store:
+            await produce(store.broker, store.broker.topics.served.topic(INTERNAL, "t"), [b"in the second file"])
+            copy_of_one_moment(data, tmp_path / "killed")
+
+    async def quarantined(*, new_journal: bool) -> None:
+        async with store_on(data, new_journal=new_journal) as store:
+            with pytest.raises(QuarantinedError, match=r"had sealed offsets 10 to 30.* file of the journal is missing"):
+                await found_in(store)
+
+    async def served() -> None:
+        async with store_on(data) as store:
+            assert await found_in(store) == ([*values(0, ACKNOWLEDGED), b"in the second file"], 7)
+
+    run(append_one())
+    shutil.rmtree(data)
+    (tmp_path / "killed").rename(data)
+    oldest.rename(tmp_path / oldest.name)
+    run(quarantined(new_journal=True))
+    run(quarantined(new_journal=False))
     (tmp_path / oldest.name).rename(oldest)
     run(served())
 
