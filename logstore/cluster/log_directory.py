@@ -129,7 +129,7 @@ class LogDirectory(_Directory):
                 "directory_id": str(directory_id),
                 "incarnation": int(incarnation),
             }:
-                former_ids = tuple(map(UUID, content.get(_FORMER_IDS, ())))
+                former_ids = _former_ids(content)
                 return cls(
                     UUID(directory_id),
                     cluster_id=cluster_id,
@@ -301,3 +301,7 @@ def _known_journal(content: Mapping[str, Any]) -> dict[str, Any]:
         "file_id": None if file_id is None else int(file_id, 16),
         "begin": content.get("begin"),
     }
+
+
+def _former_ids(content: Mapping[str, Any]) -> tuple[UUID, ...]:
+    return tuple(UUID(one) for one in content.get(_FORMER_IDS, ()))

@@ -167,10 +167,13 @@ class Journal:
         return None if refused is None else type(refused)(str(refused))
 
     @property
-    def lost_file(self) -> Path | None:
-        """The file being written to, if it was removed or replaced. It costs one system call."""
+    def file_loss(self) -> str | None:
+        """Text: which file is being written to, and that it was removed, replaced or cut short; None while it is whole.
+        It costs one system call.
+        """
         file = self._current
-        return file.path if file is not None and file.has_lost_name else None
+        loss = None if file is None else file.loss
+        return None if file is None or loss is None else f"{file.path} was {loss}"
 
     @property
     def end_position(self) -> int:
@@ -436,7 +439,7 @@ class Journal:
         if self._closing or self._failed is not None or self._positions is None:
             return
         # This runs on the thread that frees files, so that a file that is freed meanwhile is not treated as lost.
-        self._thread.run(self._writer.check_names, tuple(self._files)).add_done_callback(self._background_done)
+        self._thread.run(self._writer.check_files, tuple(self._files)).add_done_callback(self._background_done)
         self._write_position()
 
     def _write_position(self) -> asyncio.Future[bool]:

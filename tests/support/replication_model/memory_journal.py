@@ -172,7 +172,7 @@ class _Writer:
             file.stored.data += buffer
         file.stored.synced = len(file.stored.data)
 
-    def check_names(self, files: Sequence[JournalFile]) -> None:
+    def check_files(self, files: Sequence[JournalFile]) -> None:
         """Check nothing, because nobody removes files of a running process."""
 
     def establish_end(self, verdict: Verdict) -> None:

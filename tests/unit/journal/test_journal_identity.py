@@ -1,6 +1,7 @@
 """The identity of a journal: the heads of its files, the position beside it, and files that lose their names."""
 
 import asyncio
+import os
 import random
 import threading
 from pathlib import Path
@@ -100,11 +101,11 @@ def test_after_a_file_has_lost_its_name_nothing_is_acknowledged(tmp_path: Path) 
             async with running(directory, record=record) as (journal, _):
                 journal.on_failure(lambda told=failures: told.append(None))
                 location = (await journal.append([data_frame(0)]))[0]
-                assert journal.lost_file is None
+                assert journal.file_loss is None
                 (path,) = directory.glob("*.log")
                 before = list(record.durable_ends)
                 lose(path)
-                assert journal.lost_file == path
+                assert str(path) in (journal.file_loss or "")
                 for _ in range(2):
                     with pytest.raises(JournalFileLostError, match=f"{path.name} was removed or replaced"):
                         await journal.append([data_frame(1)])
@@ -112,6 +113,23 @@ def test_after_a_file_has_lost_its_name_nothing_is_acknowledged(tmp_path: Path) 
                 assert failures == [None]
                 assert journal.read(location).payload == b"payload", "what it holds is read on"
             assert record.durable_ends == before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kept", [0, 500])
+def test_after_the_open_file_was_cut_short_nothing_is_acknowledged(tmp_path: Path, kept: int) -> None:
+    async def scenario() -> None:
+        for size in (10, 8 << 20):  # the second append reserves more bytes
+            async with running(tmp_path / str(size), file_bytes=1 << 24) as (journal, _):
+                await journal.append([data_frame(0)])
+                assert journal.file_loss is None
+                (path,) = (tmp_path / str(size)).glob("*.log")
+                os.truncate(path, kept)
+                assert str(path) in (journal.file_loss or "")
+                for _ in range(2):
+                    with pytest.raises(JournalFileLostError, match=f"{path.name} was cut short"):
+                        await journal.append([data_frame(1, bytes(size))])
 
     run(scenario())
 
