@@ -110,6 +110,17 @@ def test_a_journal_that_another_directory_wrote_is_refused_and_own_ones_of_earli
     assert (tmp_path / "meta.json").read_bytes() == before
 
 
+def test_a_directory_of_an_earlier_release_is_taken_with_any_journal_but_not_without_one(tmp_path: Path) -> None:
+    looking = registration(tmp_path, tmp_path)
+    looking.cluster_id = "c"
+    before = replace(LogDirectory.open(tmp_path, FileSystem(), "c", 0), incarnation=3)
+    before.write(tmp_path, FileSystem())
+    found = FoundJournal(tmp_path, 800, None, is_empty=False, files=((0, 7),))
+    assert looking._open_directory(found) == replace(before, durable_end=0, file_id=7, begin=0)
+    empty = FoundJournal(tmp_path, 0, None, is_empty=True)
+    assert looking._open_directory(empty).directory_id != before.directory_id
+
+
 def test_a_migration_without_the_journal_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
     run(start_one_node(data))

@@ -18,7 +18,7 @@ from logstore.journal.identity import ExpectedJournal, JournalIdentity
 from logstore.journal.scan import JournalScan
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.journals import MemoryRecord, data_frame, new_journal, running
+from tests.support.journals import TOPIC, MemoryRecord, data_frame, new_journal, running
 from tests.support.virtual_time import run
 
 
@@ -177,6 +177,44 @@ def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeyp
     monkeypatch.setattr(position_recorder, "_log", log)
     run(scenario())
     assert [call.args for call in log.calls] == [("journal_position_not_recorded",)], "once, and not each second"
+
+
+def number_of_files(directory: Path) -> int:
+    return len(list(directory.glob("*.log")))
+
+
+def test_a_file_is_removed_after_the_later_begin_is_written(tmp_path: Path) -> None:
+    """Otherwise a journal whose oldest file was removed would look like one that has lost it."""
+
+    class Disk(MemoryRecord):
+        is_full = False
+
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
+            assert begin >= self.begin
+            assert (tmp_path / f"{self.begin:020d}.log").exists(), "the file before is there until now"
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            super().record(durable_end, file_id, begin)
+
+    async def scenario() -> None:
+        record = Disk()
+        async with running(tmp_path, record=record, file_bytes=3000) as (journal, _):
+            for number in range(4):
+                await journal.append([data_frame(number, bytes(2000))])
+            starts = [start for start, _ in journal.files]
+            assert len(starts) == 4
+            record.is_full = True
+            journal.release(TOPIC, 0, 2)
+            with pytest.raises(StorageError, match="are not removed, because the file beside it cannot be written"):
+                await journal.freed()
+            assert number_of_files(tmp_path) == 4
+            record.is_full = False
+            journal.release(TOPIC, 0, 3)
+            await journal.freed()
+            assert record.begin == starts[3]
+            assert number_of_files(tmp_path) == 1
+
+    run(scenario())
 
 
 def test_nothing_is_acknowledged_before_the_first_position_is_written(tmp_path: Path) -> None:
