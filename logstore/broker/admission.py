@@ -93,8 +93,8 @@ class Admission:
             return self.not_ready
         if self._journal.failed is not None:
             return str(self._journal.failed)
-        if (file := self._journal.lost_file) is not None:
-            return f"{file} was removed or replaced while this process wrote to it: stop this process"
+        if (loss := self._journal.file_loss) is not None:
+            return f"{loss} while this process wrote to it: stop this process"
         lost = self.lost_lock
         return None if lost is None else f"{lost} was removed or replaced while this process held it: stop this process"
 

@@ -276,26 +276,20 @@ def check_journal(home: Path, name: str = "journal") -> Check:
 def _difference(home: Path) -> str | None:
     """Return how the journal in ``home`` differs from the one that was there before, or None if it does not.
 
-    Only the head and the size of its newest file are compared.
+    Only the heads of its files and the size of the newest one are compared.
     """
     from logstore.cluster.log_directory import journal_check
     from logstore.errors import LogStoreError
-    from logstore.filesystem import local_filesystem
+    from logstore.inspection.journal import headed_journal
     from logstore.journal.identity import FoundJournal
-    from logstore.journal.journal_file import JournalFile, list_files
 
     journal = home / "journal" / "0"
     try:
         check = journal_check(home)  # before the files: those of a running broker only grow
-        files = list_files(journal, local_filesystem()) if journal.is_dir() else []
-        if not files:
+        if not journal.is_dir() or not any(journal.glob("*.log")):
             check(FoundJournal(journal, 0, None, is_empty=True))
-            return None
-        start, path = files[-1]
-        newest = JournalFile.open(path, start, local_filesystem())
-        newest.close()
-        if newest.file_id is not None:
-            check(FoundJournal(journal, start + newest.allocated, newest.identity, is_empty=False))
+        elif (found := headed_journal(journal)) is not None:
+            check(found)
     except LogStoreError as error:
         return error.message
     except OSError:  # freed meanwhile, or no data directory

@@ -66,6 +66,7 @@ def repair(
     from logstore.cluster.log_directory import (
         REPLICAS_ARE_COPIED,
         LogDirectory,
+        accept_journal,
         give_up_journal,
         journal_check,
         read_directory,
@@ -91,7 +92,7 @@ def repair(
         if not json:
             print(f"Damage: {damage.message}")
             _print_taken_out(found)
-        stood, remains = read_directory(home), inspect.damaged_journal(journal)
+        stood, remains = read_directory(home), inspect.headed_journal(journal)
         difference = stood.expected.difference(remains) if stood is not None and remains is not None else None
         if difference is not None:
             typer.echo(
@@ -113,6 +114,8 @@ def repair(
             # This comes before the repair: a start after a crash in between refuses the damage as before.
             give_up_journal(home, local_filesystem())
         report = inspect.repair(journal)
+        if report is not None:
+            accept_journal(home, local_filesystem(), inspect.found_journal(journal))
     if json:
         _print_json(journal, report, found)
     elif report is not None:

@@ -140,6 +140,8 @@ class EmbeddedClusterState:
         if difference is not None:
             log.warning("cluster_state.new_journal", directory=str(found.directory), why=difference)
             directory = directory.with_new_journal()
+        if directory.durable_end is None:
+            directory = directory.with_journal(found)
         return replace(directory, leader_epoch=max(directory.leader_epoch, found.incarnation) + 1)
 
     def _read_cluster(self) -> dict[str, object]:

@@ -32,7 +32,7 @@ from logstore.clock import Clock
 from logstore.cluster import checked_file, znodes
 from logstore.cluster.embedded_cluster_state import FORMAT_VERSION, brokers_of, home_of
 from logstore.cluster.lease import RENEWAL, Lease
-from logstore.cluster.log_directory import DirectoryRecord, LogDirectory, OneNodeDirectory
+from logstore.cluster.log_directory import REPLICAS_ARE_COPIED, DirectoryRecord, LogDirectory, OneNodeDirectory
 from logstore.cluster.znodes import (
     NO_LEADER,
     BrokerRecord,
@@ -174,11 +174,15 @@ class Registration:
         directory = LogDirectory.open(self._log_directory, self._filesystem, self.cluster_id, self._broker_id)
         if self._one_node is not None:  # the store of one node may have served since an interrupted migration
             directory = dataclasses.replace(
-                directory, directory_id=self._one_node.directory_id, durable_end=self._one_node.durable_end
+                directory,
+                directory_id=self._one_node.directory_id,
+                durable_end=self._one_node.durable_end,
+                file_id=self._one_node.file_id,
+                begin=self._one_node.begin,
             )
-        difference = directory.expected.difference(found)
+        difference = (self._one_node or directory).expected.difference(found)
         if difference is None:
-            return directory
+            return directory if directory.durable_end is not None else directory.with_journal(found)
         if self.is_migration:
             raise JournalDiffersError(
                 found.directory,
@@ -186,8 +190,15 @@ class Registration:
                 "Nothing was changed. Put it back; or start the store once without zookeeper.connect, with "
                 "--new-journal, to continue without the records that it lacks.",
             )
+        if not directory.is_own(found):
+            raise JournalDiffersError(
+                found.directory,
+                difference,
+                "Nothing was changed, because another broker may need this journal: mount the one that belongs here. "
+                f"If it is lost, move this one away; {REPLICAS_ARE_COPIED}",
+            )
         log.warning("cluster.journal_differs", broker=self._broker_id, directory=str(found.directory), why=difference)
-        return directory.with_new_journal()
+        return directory.with_new_journal().with_journal(found)
 
     @property
     def journal_record(self) -> DirectoryRecord:

@@ -290,20 +290,33 @@ def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = 
     return tuple(lost.values())
 
 
-def damaged_journal(directory: Path, filesystem: FileSystem | None = None) -> FoundJournal | None:
-    """Return a damaged journal with the identity in its newest file with a good header; None if no header is good.
+def found_journal(directory: Path, filesystem: FileSystem | None = None) -> FoundJournal:
+    """Return the journal as a start reads it. Raises the errors of ``JournalScan.frames``."""
+    scan = JournalScan(directory, filesystem or local_filesystem())
+    for _ in scan.frames():
+        pass
+    _close(scan.verdict.files)
+    return scan.verdict.found(directory)
+
+
+def headed_journal(directory: Path, filesystem: FileSystem | None = None) -> FoundJournal | None:
+    """Return a journal by the headers of its files, without a look at its frames; None if no header is good.
 
     ``end`` is that of the last file with its reserved bytes, at or after that of the journal. Raises OSError and
     DataDirectoryError.
     """
     filesystem, end = filesystem or local_filesystem(), 0
-    for start, path in reversed(list_files(directory, filesystem)):
+    good: list[JournalFile] = []
+    for start, path in list_files(directory, filesystem):
         file = JournalFile.open(path, start, filesystem)
         file.close()
-        end = end or start + file.allocated
+        end = start + file.allocated
         if file.file_id is not None:
-            return FoundJournal(directory, end, file.identity, is_empty=False)
-    return None
+            good.append(file)
+    if not good:
+        return None
+    files = tuple((file.start, file.file_id) for file in good if file.file_id is not None)
+    return FoundJournal(directory, end, good[-1].identity, is_empty=False, files=files)
 
 
 def _check_directory(directory: Path, filesystem: FileSystem) -> None:

@@ -7,18 +7,20 @@ Owns the order of appends and the list of files; the disk work is ``JournalWrite
   one that failed, and none can build on the offset of a failed one.
 - The files are always the last part of the journal, without a gap: the oldest is removed first, and only when no
   partition needs it and a later file durably holds the snapshots of all partitions. So a gap that recovery finds is a
-  lost file.
+  lost file. It is removed after the file beside the journal says that the journal begins behind it: if the oldest file
+  is lost, the next start finds that the journal begins too late.
 - All state is changed on the event loop; ``read`` may be called from any thread.
 """
 
 import asyncio
 import bisect
+import functools
 import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -145,6 +147,8 @@ class Journal:
         self._identity: JournalIdentity | None = None
         self._positions: PositionRecorder | None = None
         self._recording: asyncio.TimerHandle | None = None
+        #: Files that are freed, and still on the disk until the file beside the journal says that it begins later.
+        self._freed: list[JournalFile] = []
         self._recent = RecentFrames(recent_bytes) if recent_bytes else None
 
     # ---- state --------------------------------------------------------------------------------------------------
@@ -163,10 +167,13 @@ class Journal:
         return None if refused is None else type(refused)(str(refused))
 
     @property
-    def lost_file(self) -> Path | None:
-        """The file being written to, if it was removed or replaced. It costs one system call."""
+    def file_loss(self) -> str | None:
+        """Text: which file is being written to, and that it was removed, replaced or cut short; None while it is whole.
+        It costs one system call.
+        """
         file = self._current
-        return file.path if file is not None and file.has_lost_name else None
+        loss = None if file is None else file.loss
+        return None if file is None or loss is None else f"{file.path} was {loss}"
 
     @property
     def end_position(self) -> int:
@@ -432,8 +439,27 @@ class Journal:
         if self._closing or self._failed is not None or self._positions is None:
             return
         # This runs on the thread that frees files, so that a file that is freed meanwhile is not treated as lost.
-        self._thread.run(self._writer.check_names, tuple(self._files)).add_done_callback(self._background_done)
-        self._positions.write(self._end_position).add_done_callback(self._background_done)
+        self._thread.run(self._writer.check_files, tuple(self._files)).add_done_callback(self._background_done)
+        self._write_position()
+
+    def _write_position(self) -> asyncio.Future[bool]:
+        """Write into the file beside the journal from where to where it reaches; then remove the files before."""
+        assert self._positions is not None
+        assert self._current is not None
+        freed, self._freed = self._freed, []
+        written = self._positions.write(self._end_position, self._current.file_id or 0, self._files[0].start)
+        written.add_done_callback(functools.partial(self._position_written, freed))
+        return written
+
+    def _position_written(self, freed: list[JournalFile], written: asyncio.Future[bool]) -> None:
+        if written.exception() is not None or not written.result():
+            self._freed[:0] = freed
+            if self._committer is not None:  # else ``start`` fails
+                self._background_done(written)
+            return
+        for file in freed:
+            # No caller waits for this write; its failure is final.
+            self._thread.run(self._writer.free, file).add_done_callback(self._background_done)
 
     async def _begin_file(self) -> None:
         old = self._current
@@ -451,12 +477,11 @@ class Journal:
         self._current = file
         self._data_since = None
         self._end_position = file.end
-        self._free_files()
-        written = self._positions.write(file.end)
+        self._take_freed()
+        written = self._write_position()
+        self._room_listener()
         if old is None:
             await written  # nothing is acknowledged before the first position is recorded
-        else:
-            written.add_done_callback(self._background_done)
 
     def _fail(self, error: LogStoreError, group: list[_Append]) -> None:
         """Fail the group and everything queued after it, in order, in this step of the loop."""
@@ -603,25 +628,34 @@ class Journal:
 
     async def freed(self) -> None:
         """Wait until the files that were freed so far are durably removed. Raises StorageError if that failed."""
+        if self._positions is not None:
+            await self._positions.written()
+        if self._freed:
+            raise StorageError(
+                f"files of the journal at {self._directory} are not removed, because the file beside it cannot be "
+                "written: check its disk"
+            )
         await self._thread.run(self._writer.check)
 
     def _free_files(self) -> None:
         self._room_listener()
         if self._current is None or self._failed is not None:
             return
+        if self._take_freed() and not self._closing:
+            self._write_position()
+
+    def _take_freed(self) -> bool:
+        """Take the oldest files that no partition needs out of ``_files``; return whether there were any."""
         freed = list(itertools.takewhile(lambda file: file is not self._current and not file.needed_by, self._files))
-        if not freed:
-            return
         with self._files_lock:
             del self._files[: len(freed)]
-        for file in freed:
-            # No caller waits for this write; its failure is final.
-            self._thread.run(self._writer.free, file).add_done_callback(self._background_done)
+        self._freed += freed
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
+        return bool(freed)
 
     # ---- the thread -----------------------------------------------------------------------------------------------
 
-    def _background_done(self, done: asyncio.Future[None]) -> None:
+    def _background_done(self, done: asyncio.Future[Any]) -> None:
         if (error := done.exception()) is None:
             return
         # The group in flight gets its result first; then the committer fails the appends that are queued after it.
@@ -649,7 +683,7 @@ class Journal:
             if self._current is not None and self._positions is not None and self._failed is None:
                 finished = await self._thread.run(self._writer.finish, self._current)
                 if finished:
-                    await self._positions.write(self._current.end)
+                    await self._write_position()
         finally:
             if self._positions is not None:
                 self._positions.close()
@@ -671,7 +705,7 @@ class Journal:
 
     def _close_files(self) -> None:
         with self._files_lock:
-            files, self._files = self._files, []
+            files, self._files, self._freed = [*self._files, *self._freed], [], []
         for file in files:
             file.close()
 

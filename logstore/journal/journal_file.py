@@ -96,21 +96,26 @@ class JournalFile:
         self._inode = status.st_dev, status.st_ino
 
     @property
-    def has_lost_name(self) -> bool:
-        """True if the name leads to another file by now, or to none. It costs one system call."""
+    def loss(self) -> str | None:
+        """What happened to the file if its name leads to another file by now, or to none, or if it is shorter than its
+        reserved bytes; otherwise None. It costs one system call.
+        """
         if self._inode is None:
-            return False
+            return None
+        allocated = self.allocated  # before the look, because it only grows after the file
         try:
             status = self._filesystem.stat(self.path)
         except OSError:
-            return True
-        return (status.st_dev, status.st_ino) != self._inode
+            return "removed or replaced"
+        if (status.st_dev, status.st_ino) != self._inode:
+            return "removed or replaced"
+        return "cut short" if status.st_size < allocated else None
 
-    def require_name(self) -> None:
-        """Raise JournalFileLostError if the file ``has_lost_name``."""
-        if self.has_lost_name:
+    def require_whole(self) -> None:
+        """Raise JournalFileLostError if the file has a ``loss``."""
+        if (loss := self.loss) is not None:
             raise JournalFileLostError(
-                f"journal file {self.path} was removed or replaced while this process wrote to it. Nothing is "
+                f"journal file {self.path} was {loss} while this process wrote to it. Nothing is "
                 "acknowledged from now on. Stop this process: at its stop it puts what it still reads into the tables. "
                 "Then put the file system of the journal back, and start again"
             )

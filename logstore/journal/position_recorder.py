@@ -28,18 +28,22 @@ class PositionRecorder:
         # True if the last attempt succeeded.
         self._is_written = False
 
-    def write(self, durable_end: int) -> "asyncio.Future[None]":
-        """Write the position, after all earlier ones.
+    def write(self, durable_end: int, file_id: int, begin: int) -> "asyncio.Future[bool]":
+        """Write the arguments of ``JournalRecord.record``, after all earlier ones; return whether they are written.
 
         Raises LockLostError, and StorageError if the first position cannot be written. If a later one cannot be
         written, this is logged, and the previous position stays.
         """
-        return self._thread.run(self._write, durable_end)
+        return self._thread.run(self._write, durable_end, file_id, begin)
 
-    def _write(self, durable_end: int) -> None:
+    async def written(self) -> None:
+        """Wait until everything submitted so far was written, or has failed."""
+        await self._thread.run(lambda: None)
+
+    def _write(self, durable_end: int, file_id: int, begin: int) -> bool:
         self._require_lock()
         try:
-            self._record.record(durable_end)
+            self._record.record(durable_end, file_id, begin)
         except OSError as e:
             if not self._has_begun:
                 raise StorageError(
@@ -49,8 +53,9 @@ class PositionRecorder:
             if self._is_written:  # log it once, not every second
                 _log.warning("journal_position_not_recorded", directory=str(self._directory), reason=str(e))
             self._is_written = False
-            return
+            return False
         self._has_begun = self._is_written = True
+        return True
 
     def close(self) -> None:
         """Write all positions that were submitted. Blocking."""

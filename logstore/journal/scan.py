@@ -70,7 +70,8 @@ class Verdict:
     def found(self, directory: Path) -> FoundJournal:
         """Return the journal in the form that is compared with the expected one of ``directory``."""
         identity = self.files[-1].identity if self.files else None
-        return FoundJournal(directory, self.end, identity, is_empty=not self.files)
+        files = tuple((file.start, file.file_id) for file in self.files if file.file_id is not None)
+        return FoundJournal(directory, self.end, identity, is_empty=not self.files, files=files)
 
 
 def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> bool:

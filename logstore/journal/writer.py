@@ -8,7 +8,8 @@ Invariants (rules R1 and R3):
   removed before the old file continues to grow.
 - After the lock on the journal is lost, nothing is acknowledged, begun or removed: the files may belong to another
   process.
-- After the open file has lost its name, nothing is acknowledged: its bytes are lost when this process ends.
+- After the open file has lost its name or was cut short, nothing is acknowledged: its bytes are lost when this process
+  ends.
 - A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync might
   succeed without them. Lack of space is not final: the file is cut back to its durable end, and the next append tries
   again.
@@ -131,7 +132,7 @@ class JournalWriter:
         filesystem.reached("journal.synced")
         # The lock is checked after the sync: a process that gets the lock later finds these frames when it recovers.
         self._check_lock()
-        self._check_name(file)
+        self._check_whole(file)
         # The next group would have the same effect, but a separate call would cost more than this write.
         self._mark(file, file.size + length)
 
@@ -152,6 +153,7 @@ class JournalWriter:
         if needed + HEADER_BYTES <= file.allocated:
             return
         ahead = needed + self._allocate_bytes
+        self._check_whole(file)  # the reservation would hide that the file was cut short
         try:
             self._filesystem.allocate(file.fd, file.size, ahead - file.size)
         except OSError as e:
@@ -164,12 +166,12 @@ class JournalWriter:
 
     def _cut_back(self, file: JournalFile) -> None:
         """Cut everything after the durable end, durably."""
+        file.allocated = file.size  # before the cut, which is not a loss
         try:
             self._filesystem.truncate(file.fd, file.size)
             self._filesystem.fsync(file.fd)
         except OSError as e:
             raise self._final("cut back", file.path, e) from e
-        file.allocated = file.size
 
     def _final(self, what: str, path: Path, e: OSError) -> StorageError:
         self._failed = StorageError(
@@ -190,15 +192,15 @@ class JournalWriter:
             self._failed = e
             raise
 
-    def check_names(self, files: Sequence[JournalFile]) -> None:
-        """Fail for good, with JournalFileLostError, if one of the files kept has lost its name."""
+    def check_files(self, files: Sequence[JournalFile]) -> None:
+        """Fail for good, with JournalFileLostError, if one of the files kept has a ``loss``."""
         self.check()
         for file in files:
-            self._check_name(file)
+            self._check_whole(file)
 
-    def _check_name(self, file: JournalFile) -> None:
+    def _check_whole(self, file: JournalFile) -> None:
         try:
-            file.require_name()
+            file.require_whole()
         except StorageError as e:
             self._failed = e
             raise
@@ -215,7 +217,7 @@ class JournalWriter:
         self.check()
         self._check_lock()
         if old is not None:
-            self._check_name(old)
+            self._check_whole(old)
             self._cut_back(old)
         path = file_path(self._directory, start)
         header = FileHeader(random_bits(64), start, self._clock.now_ms(), identity)
@@ -277,7 +279,7 @@ class JournalWriter:
         """
         try:
             self._require_lock()
-            file.require_name()
+            file.require_whole()
         except (LockLostError, JournalFileLostError):
             return False
         self._cut_back(file)

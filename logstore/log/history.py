@@ -212,8 +212,8 @@ def sealed_segments_on_disk(
         unreadable = f" (unreadable: {', '.join(found.unreadable)})" if found.unreadable else ""
         raise MissingSegmentsError(
             f"{files}: partition {partition} had sealed offsets {start} to {end}, but the Delta log no longer "
-            f"names them and no segment files on disk hold exactly them{unreadable}. Restore the table directory from "
-            "a backup."
+            f"names them and no segment files on disk hold exactly them{unreadable}. If a file of the journal is "
+            "missing, put it back and restart the store; otherwise restore the table directory from a backup."
         )
     for segment in chain:
         verify_segment(files, segment.path)

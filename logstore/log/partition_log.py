@@ -85,6 +85,9 @@ class PartitionLog:
         self._leadership: Leadership | None = None
         self.log_start_offset = 0
         self.sealed_offset = 0
+        #: A sealed offset that is known, and the one that recovery has inferred. Snapshots have the known one until a
+        #: roll goes beyond: the frames may be in a file that is lost and comes back, which must not be freed then.
+        self._inferred = (0, 0)
         self.log_end_offset = 0
         self.next_offset = 0
         self.active_segment = ActiveSegment(clock, journal_bytes or JournalBytes())
@@ -476,7 +479,9 @@ class PartitionLog:
         """Return the frame with which every new journal file begins for this partition. It replaces all frames before
         it.
         """
-        return self.snapshot_of(self.state, sealed_offset=self.sealed_offset, log_end_offset=self.log_end_offset)
+        known, inferred = self._inferred
+        sealed = known if self.sealed_offset == inferred else self.sealed_offset
+        return self.snapshot_of(self.state, sealed_offset=sealed, log_end_offset=self.log_end_offset)
 
     def snapshot_of(self, state: PartitionLogState, *, sealed_offset: int, log_end_offset: int) -> Frame:
         """Return the snapshot frame of a log with this state and these ends."""
@@ -489,10 +494,14 @@ class PartitionLog:
         """Note that a record was appended then: later records are not appended earlier, whatever the clock says now."""
         self._frames.recover_append_time(append_time_ms)
 
-    def recover(self, tail: JournalTail, *, sealed_offset: int, leader_epochs: Iterable[tuple[int, int]]) -> None:
+    def recover(
+        self, tail: JournalTail, *, known_sealed: int, sealed_offset: int, leader_epochs: Iterable[tuple[int, int]]
+    ) -> None:
         """Replay the journal's frames in the order of their offsets. ``leader_epochs`` are those of the journal's
-        newest snapshot, or of the last segment's footer.
+        newest snapshot, or of the last segment's footer. ``sealed_offset`` is above ``known_sealed`` if it only follows
+        from frames that the journal does not have.
         """
+        self._inferred = known_sealed, sealed_offset
         self.recover_append_time(tail.append_time_ms)
         self.state.recover(tail, leader_epochs)
         self.active_segment.index = tail.index

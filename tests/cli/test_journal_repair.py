@@ -101,7 +101,7 @@ def test_a_damaged_journal_that_is_another_one_is_named_before_the_question(data
     home = data / "brokers" / "0"
     assert "was here before" not in repair(data, code=2).stderr
     known = OneNodeDirectory.open(home, FileSystem())
-    other = replace(known, durable_end=10**9) if is_older else replace(known, directory_id=uuid4())
+    other = replace(known, durable_end=10**9) if is_older else replace(known, directory_id=uuid4(), file_id=1)
     other.write(home, FileSystem())
     asked = repair(data, code=2).stderr
     assert "also not the one that was here before: it" in asked

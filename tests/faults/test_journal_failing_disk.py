@@ -29,7 +29,7 @@ def test_after_a_failed_write_or_sync_nothing_is_appended_again(tmp_path, call):
     async def scenario():
         async with running(tmp_path, filesystem) as (journal, _):
             good = await journal.append([data_frame(0)])
-            await journal._thread.run(lambda: None)
+            await journal.freed()
             filesystem.fail(call)
             in_flight = journal.append([data_frame(1)])
             await asyncio.sleep(0)
@@ -92,7 +92,7 @@ def test_a_full_disk_refuses_and_recovers_by_itself(tmp_path, call, written):
     async def scenario():
         async with running(tmp_path, filesystem, file_bytes=1 << 30) as (journal, _):
             first = await journal.append([data_frame(0)])
-            await journal._thread.run(lambda: None)
+            await journal.freed()
             end = journal.end_position
             # The value is larger than the reserved space.
             large = bytes(5 << 20)
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_begun_for_want_of_space_is_put_off(tmp_path, call
     async def scenario():
         async with running(tmp_path, filesystem, file_bytes=1000) as (journal, _):
             await journal.append([data_frame(0, bytes(700))])
-            await journal._thread.run(lambda: None)
+            await journal.freed()
             filesystem.fail(call, error)
             await journal.append([data_frame(1, bytes(700))])
             assert len(journal.files) == 1, "the old file grows on"
@@ -177,7 +177,7 @@ def test_files_are_begun_and_removed_without_a_new_descriptor_for_the_directory(
             for offset in range(3):
                 await journal.append([data_frame(offset, bytes(700))])
                 journal.release(TOPIC, 0, offset)
-                await journal._thread.run(lambda: None)
+                await journal.freed()
             assert len(journal.files) == len(list(tmp_path.glob("*.log"))) == 1
             assert journal.failed is None
 
@@ -209,7 +209,7 @@ def test_a_file_switch_on_a_broken_disk_is_final(tmp_path, call):
     async def scenario():
         async with running(tmp_path, filesystem, file_bytes=1000) as (journal, _):
             await journal.append([data_frame(0, bytes(700))])
-            await journal._thread.run(lambda: None)
+            await journal.freed()
             filesystem.fail(call)
             with pytest.raises(StorageError):
                 await journal.append([data_frame(1, bytes(700))])
@@ -229,7 +229,8 @@ def test_a_file_that_cannot_be_removed_stops_the_journal(tmp_path):
                 await journal.append([data_frame(i, bytes(700))])
             filesystem.fail("unlink")
             journal.release(data_frame(0).header.topic_id, 0, 4)
-            await journal._thread.run(lambda: None)
+            with pytest.raises(StorageError, match="could not remove journal file"):
+                await journal.freed()
             await loop_turns()
             assert journal.failed
 
@@ -301,7 +302,7 @@ def test_records_read_by_a_restart_after_a_failed_sync_survive_a_power_cut(tmp_p
     async def fails():
         async with running(directory, filesystem) as (journal, _):
             await journal.append([data_frame(0)])
-            await journal._thread.run(lambda: None)
+            await journal.freed()
             filesystem.fail("fdatasync")
             with pytest.raises(StorageError):
                 await journal.append([data_frame(1, bytes(2000)), data_frame(2, b"last")])

@@ -162,6 +162,7 @@ class JournalMachine(RuleBasedStateMachine):
             await asyncio.wait([future for _, future in pending])
             # This lets the journal's own callback run, and the work that it gave its thread.
             await asyncio.sleep(0)
+            await self.journal._positions.written()
             await self.journal._thread.run(lambda: None)
             await asyncio.sleep(0)
 
@@ -202,6 +203,7 @@ class JournalMachine(RuleBasedStateMachine):
                 return
             for header, location in moved:
                 self.locations[header.partition, header.base_offset] = location
+            await self.journal._positions.written()
             await self.journal._thread.run(lambda: None)
 
         self.loop.run_until_complete(scenario())
@@ -210,6 +212,7 @@ class JournalMachine(RuleBasedStateMachine):
         async def scenario():
             work()
             await asyncio.sleep(0)
+            await self.journal._positions.written()
             await self.journal._thread.run(lambda: None)
             await asyncio.sleep(0)
 

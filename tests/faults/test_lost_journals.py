@@ -4,6 +4,7 @@ A start on such a journal is refused by name and changes nothing: with the journ
 """
 
 import contextlib
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from logstore.broker.quotas import Quotas
 from logstore.cli.app import app
 from logstore.cli.checks import Status
 from logstore.cli.doctor import check_journal
-from logstore.errors import DataDirectoryError, JournalFileLostError, UnknownGroupError
+from logstore.errors import DataDirectoryError, JournalFileLostError, QuarantinedError, UnknownGroupError
 from logstore.journal import journal as journal_module
 from logstore.journal.errors import JournalDiffersError
 from logstore.node import Store, running_store
@@ -170,6 +171,106 @@ def test_a_store_may_continue_with_the_journal_that_exists(data: Path, lose: Cal
             assert (await found_in(store))[0] == [*values(0, left), b"next"]
 
     run(start_with_what_is_there())
+
+
+def test_a_journal_of_the_time_before_a_restore_is_refused(data: Path, tmp_path: Path) -> None:
+    """Restore a whole image after more records were stored; then put the journal of before the restore back."""
+    home = data / "brokers/0"
+
+    async def append(*appended: bytes) -> None:
+        async with store_on(data) as store:
+            topic = store.broker.topics.served.topic(INTERNAL, "t")
+            await produce(store.broker, topic, list(appended))
+
+    shutil.copytree(data, tmp_path / "image")
+    run(append(*(b"given up" for _ in range(40))))
+    (home / "journal").rename(tmp_path / "before")
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "image", data)
+    run(append(b"b1", b"b2"))
+    (home / "journal").rename(tmp_path / "since")
+    shutil.copytree(tmp_path / "before", home / "journal")
+    before = content_of(data)
+    run(refused(data, "a time before the directory was restored"))
+    assert content_of(data) == before
+
+    async def whole() -> None:
+        async with store_on(data) as store:
+            assert (await found_in(store))[0] == [*values(0, ACKNOWLEDGED), b"b1", b"b2"]
+
+    shutil.rmtree(home / "journal")
+    (tmp_path / "since").rename(home / "journal")
+    run(whole())
+
+
+def test_a_repaired_journal_that_is_lost_is_missed(data: Path) -> None:
+    home = data / "brokers/0"
+    newest = max(journal_of(home).glob("*.log"))
+    lost_journals.damage(home, random.Random(7))
+    ran = CliRunner().invoke(app, ["journal", "repair", str(journal_of(home)), "--yes"])
+    assert "now ends at position" in ran.stdout, ran.output
+    (home / "journal").rename(data / "aside")
+    run(refused(data, "it has no files, and it was durable up to position"))
+    shutil.rmtree(home / "journal")
+    (data / "aside").rename(home / "journal")
+
+    async def served() -> None:
+        async with store_on(data) as store:
+            assert (await found_in(store))[0][:IN_TABLE] == values(0, IN_TABLE)
+
+    run(served())
+    assert max(journal_of(home).glob("*.log")) != newest
+
+
+def test_an_oldest_file_that_is_missing_is_missed_and_served_once_it_is_back(data: Path, tmp_path: Path) -> None:
+    home = data / "brokers/0"
+    oldest = min(journal_of(home).glob("*.log"))
+
+    async def served(killed: Path | None = None) -> None:
+        async with store_on(data) as store:
+            assert (await found_in(store))[0] == values(0, ACKNOWLEDGED)
+            if killed is not None:
+                copy_of_one_moment(data, killed)
+
+    run(served(tmp_path / "killed"))  # it begins a second file
+    shutil.rmtree(data)
+    (tmp_path / "killed").rename(data)
+    assert len(list(journal_of(home).glob("*.log"))) == 2
+    oldest.rename(tmp_path / oldest.name)
+    before = content_of(data)
+    for _ in range(2):
+        run(refused(data, "its oldest files are missing"))
+    assert content_of(data) == before
+    (tmp_path / oldest.name).rename(oldest)
+    run(served())
+
+
+def test_an_oldest_file_that_comes_back_after_starts_without_it_is_served(data: Path, tmp_path: Path) -> None:
+    """No start may write down that the records in it are sealed: a later one would free the file."""
+    oldest = min(journal_of(data / "brokers/0").glob("*.log"))
+
+    async def append_one() -> None:
+        async with store_on(data) as store:
+            await produce(store.broker, store.broker.topics.served.topic(INTERNAL, "t"), [b"in the second file"])
+            copy_of_one_moment(data, tmp_path / "killed")
+
+    async def quarantined(*, new_journal: bool) -> None:
+        async with store_on(data, new_journal=new_journal) as store:
+            with pytest.raises(QuarantinedError, match=r"had sealed offsets 10 to 30.* file of the journal is missing"):
+                await found_in(store)
+
+    async def served() -> None:
+        async with store_on(data) as store:
+            assert await found_in(store) == ([*values(0, ACKNOWLEDGED), b"in the second file"], 7)
+
+    run(append_one())
+    shutil.rmtree(data)
+    (tmp_path / "killed").rename(data)
+    oldest.rename(tmp_path / oldest.name)
+    run(quarantined(new_journal=True))
+    run(quarantined(new_journal=False))
+    (tmp_path / oldest.name).rename(oldest)
+    run(served())
 
 
 def test_records_that_were_acknowledged_before_the_files_were_removed_are_in_the_tables_after_a_stop(

@@ -212,7 +212,7 @@ class ProducerModel(RuleBasedStateMachine):
         tail.settle()
         assert tail.end_offset == end
         # The table has the records below the journal; other tests check its content.
-        self.log.recover(tail, sealed_offset=end, leader_epochs=[])
+        self.log.recover(tail, known_sealed=end, sealed_offset=end, leader_epochs=[])
         self.log.finish_recovery()
         self.lead()
 
@@ -226,7 +226,7 @@ class ProducerModel(RuleBasedStateMachine):
         self.log = self.new_log()
         tail = JournalTail()
         tail.settle()
-        self.log.recover(tail, sealed_offset=end, leader_epochs=[])
+        self.log.recover(tail, known_sealed=end, sealed_offset=end, leader_epochs=[])
         footer = SegmentFooter(0, 0, end, 1, (), tuple(unpack_batches(packed)), (), producers_forgotten_up_to=-1)
         self.log.state.recover_from_footers([footer], 1 << 32)
         self.log.finish_recovery()

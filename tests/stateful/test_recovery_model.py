@@ -318,6 +318,7 @@ class RecoveryModel(RuleBasedStateMachine):
         async def scenario() -> None:
             work()
             await asyncio.sleep(0)
+            await self.journal._positions.written()
             await self.journal._thread.run(lambda: None)
             await asyncio.sleep(0)
 

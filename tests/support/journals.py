@@ -72,9 +72,12 @@ class MemoryRecord:
     def __init__(self, directory_id: UUID = TOPIC, incarnation: int = 1) -> None:
         self.identity = JournalIdentity(directory_id, incarnation)
         self.durable_ends: list[int] = []
+        #: The last file id and begin.
+        self.file_id = self.begin = 0
 
-    def record(self, durable_end: int) -> None:
+    def record(self, durable_end: int, file_id: int, begin: int) -> None:
         self.durable_ends.append(durable_end)
+        self.file_id, self.begin = file_id, begin
 
 
 def new_journal(directory: Path, filesystem: FileSystem | None = None, *, file_bytes: int = 1 << 20) -> Journal:

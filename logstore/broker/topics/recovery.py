@@ -187,7 +187,8 @@ def _finish(
             partition_log.recover_append_time(footers[0].append_time_ms)
             if tail.snapshot is None:
                 epochs = footers[0].leader_epochs
-    partition_log.recover(tail, sealed_offset=sealed, leader_epochs=epochs)
+    known = max(in_table, tail.sealed_offset)
+    partition_log.recover(tail, known_sealed=known, sealed_offset=sealed, leader_epochs=epochs)
     if tail.end_offset < in_table:
         partition_log.state.recover_from_footers(footers, producer_ids_begin())
     try:

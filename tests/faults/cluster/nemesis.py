@@ -545,7 +545,9 @@ class Nemesis:
         self._without_its_journal(victim, "journal_repaired", repair)
 
     def _journal_replaced(self, victim: BrokerProcess) -> None:
-        """Replace the journal by that of another broker of the cluster, or of an unknown store."""
+        """Replace the journal by that of another broker of the cluster, or of an unknown store: the start is refused
+        and changes nothing. Then take it away.
+        """
         other = self._chance.choice(self._others(victim))
 
         def replace() -> None:
@@ -553,6 +555,14 @@ class Nemesis:
                 lost_journals.replace_with_a_strangers(victim.log_directory)
             else:
                 lost_journals.put_in_place(victim.log_directory, journal_of(other.log_directory))
+            before = lost_journals.content_of(victim.log_directory)
+            with contextlib.suppress(NotStartedError):
+                victim.start()
+                self.broken.append(f"broker {victim.number} has started on another one's journal")
+                victim.kill()
+            if lost_journals.content_of(victim.log_directory) != before:
+                self.broken.append(f"broker {victim.number} has changed another one's journal")
+            lost_journals.lose(victim.log_directory)
 
         self._without_its_journal(victim, "journal_replaced", replace)
 

@@ -61,7 +61,7 @@ class DiskFault(enum.Enum):
     JOURNAL_LOST = enum.auto()
     JOURNAL_OLDER = enum.auto()
     JOURNAL_CUT = enum.auto()
-    JOURNAL_REPLACED = enum.auto()
+    JOURNAL_WITHOUT_ITS_OLDEST_FILE = enum.auto()
 
 
 class Disk:
@@ -85,9 +85,10 @@ class Disk:
     def identity(self) -> JournalIdentity:
         return JournalIdentity(self.directory.directory_id, self.starts)
 
-    def record(self, durable_end: int) -> None:
+    def record(self, durable_end: int, file_id: int, begin: int) -> None:
         assert durable_end <= self.files[-1].start + self.files[-1].synced
-        self.directory = replace(self.directory, durable_end=durable_end)
+        assert begin >= self.files[0].start
+        self.directory = replace(self.directory, durable_end=durable_end, file_id=file_id, begin=begin)
 
     def begin(self, *, trusted: bool) -> bool:
         """Return whether a start finds the expected journal; otherwise the journal gets another identity.
@@ -97,7 +98,8 @@ class Disk:
         self.starts += 1
         newest = self.files[-1] if self.files else None
         end, identity = (0, None) if newest is None else (newest.end, newest.identity)
-        found = FoundJournal(Path(), end, identity, is_empty=newest is None)
+        files = tuple((file.start, file.file_id) for file in self.files)
+        found = FoundJournal(Path(), end, identity, is_empty=newest is None, files=files)
         is_known = trusted or self.directory.difference(found) is None
         if not is_known:
             self.directory = ExpectedJournal(uuid4(), None)
@@ -119,10 +121,8 @@ class Disk:
                 self.files = []
             case DiskFault.JOURNAL_OLDER if recorded is not None and self.image and self.image[-1].end < recorded:
                 self.files = [file.copy() for file in self.image]
-            case DiskFault.JOURNAL_REPLACED if recorded is not None and self.files:
-                for file in self.files:
-                    file.identity = JournalIdentity(uuid4(), 1)
-                self._cut(chance)
+            case DiskFault.JOURNAL_WITHOUT_ITS_OLDEST_FILE if recorded is not None and len(self.files) > 1:
+                del self.files[0]
             case DiskFault.JOURNAL_CUT if recorded is not None and self.files and self.files[-1].start < recorded:
                 self._cut(chance)
             case _:
@@ -172,7 +172,7 @@ class _Writer:
             file.stored.data += buffer
         file.stored.synced = len(file.stored.data)
 
-    def check_names(self, files: Sequence[JournalFile]) -> None:
+    def check_files(self, files: Sequence[JournalFile]) -> None:
         """Check nothing, because nobody removes files of a running process."""
 
     def establish_end(self, verdict: Verdict) -> None:

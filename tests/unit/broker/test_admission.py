@@ -266,7 +266,7 @@ def test_appends_get_the_journals_room_in_the_order_in_which_they_wait_for_it() 
     async def scenario() -> None:
         settings = Settings(journal_max_bytes=16 * MIB, journal_topic_max_bytes=4 * MIB)
         changed: list[Callable[[], None]] = []
-        journal = SimpleNamespace(needed_bytes=15 * MIB, queued_bytes=0, failed=None, lost_file=None)
+        journal = SimpleNamespace(needed_bytes=15 * MIB, queued_bytes=0, failed=None, file_loss=None)
         journal.on_room = changed.append
         admission = Admission(settings, cast("Journal", journal), (), lambda: None, Quotas(), SystemClock())
         admission.open()

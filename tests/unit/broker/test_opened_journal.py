@@ -33,7 +33,7 @@ def begin(data: Path) -> None:
 def test_a_start_that_is_refused_leaves_no_file_of_the_journal_open(tmp_path: Path) -> None:
     begin(tmp_path)
     home = tmp_path / "brokers" / "0"
-    OneNodeDirectory.open(home, FileSystem()).record(home, FileSystem()).record(10**9)
+    OneNodeDirectory.open(home, FileSystem()).record(home, FileSystem()).record(10**9, 1, 0)
     with pytest.raises(DataDirectoryError, match="it ends at position"):
         begin(tmp_path)
     assert open_files(tmp_path) == []

@@ -13,6 +13,7 @@ from logstore.cluster.cluster_state import BrokerEndpoint, KnownTopic, Partition
 from logstore.cluster.embedded_cluster_state import EmbeddedClusterState
 from logstore.errors import DataDirectoryError, IneligibleReplicaError
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalDiffersError
 from logstore.journal.identity import FoundJournal, JournalIdentity
 
 pytestmark = pytest.mark.anyio
@@ -188,7 +189,7 @@ async def begun(data: Path, durable_end: int) -> JournalIdentity:
     """Start with a new journal that is durable up to ``durable_end``, and return the journal's identity."""
     async with started(data) as cluster_state:
         await cluster_state.find_leaders([])
-        cluster_state.journal_record.record(durable_end)
+        cluster_state.journal_record.record(durable_end, 1, 0)
         return cluster_state.journal_record.identity
 
 
@@ -206,13 +207,14 @@ async def test_a_journal_that_is_not_the_one_that_stood_here_is_refused_and_noth
 ) -> None:
     identity = await begun(tmp_path, 700)
     other = identity if is_same else None if is_same is None or is_empty else JournalIdentity(uuid4(), 1)
-    found = FoundJournal(tmp_path / "journal", end, other, is_empty)
+    found = FoundJournal(tmp_path / "journal", end, other, is_empty, () if is_empty else ((0, 1 if is_same else 2),))
     before = files_of(tmp_path)
     with pytest.raises(DataDirectoryError, match=rf"not the one that was here before: {message}.*--new-journal"):
         async with started(tmp_path, found):
             pass
     assert files_of(tmp_path) == before
-    async with started(tmp_path, FoundJournal(tmp_path, 700, identity, is_empty=False)) as cluster_state:
+    whole = FoundJournal(tmp_path, 700, identity, is_empty=False, files=((0, 1),))
+    async with started(tmp_path, whole) as cluster_state:
         await cluster_state.find_leaders([])
     async with started(tmp_path, found, new_journal=True) as cluster_state:
         await cluster_state.find_leaders([])
@@ -225,15 +227,16 @@ async def test_a_journal_that_is_not_the_one_that_stood_here_is_refused_and_noth
 
 async def test_a_new_journal_is_refused_where_nothing_is_wrong(tmp_path: Path) -> None:
     identity = await begun(tmp_path, 700)
+    whole = FoundJournal(tmp_path, 800, identity, is_empty=False, files=((0, 1),))
     with pytest.raises(DataDirectoryError, match="start without --new-journal"):
-        async with started(tmp_path, FoundJournal(tmp_path, 800, identity, is_empty=False), new_journal=True):
+        async with started(tmp_path, whole, new_journal=True):
             pass
 
 
 async def test_the_epoch_is_above_that_of_the_start_that_began_the_journal(tmp_path: Path) -> None:
     """Keep an older image of the file beside the journal."""
     identity = await begun(tmp_path, 700)
-    newer = FoundJournal(tmp_path, 800, identity._replace(incarnation=41), is_empty=False)
+    newer = FoundJournal(tmp_path, 800, identity._replace(incarnation=41), is_empty=False, files=((0, 1),))
     async with started(tmp_path, newer) as cluster_state:
         assert await leader_epoch(cluster_state, 0) == 42
 
@@ -243,8 +246,21 @@ async def test_a_directory_of_an_earlier_release_is_taken_with_any_journal(tmp_p
     home = tmp_path / "brokers" / "0"
     home.mkdir(parents=True)
     (home / "broker.json").write_bytes(checked_file.encode({"leader_epoch": 7}))
-    async with started(tmp_path, FoundJournal(tmp_path, 800, None, is_empty=False)) as cluster_state:
+    with pytest.raises(JournalDiffersError, match=r"it has no files, and this directory was in use .*--new-journal"):
+        async with started(tmp_path):
+            pass
+    found = FoundJournal(tmp_path, 800, None, is_empty=False, files=((0, 1), (600, 2)))
+    async with started(tmp_path, found) as cluster_state:
         assert await leader_epoch(cluster_state, 0) == 8
+    with pytest.raises(JournalDiffersError, match="it has no files, and it was durable up to position 600"):
+        async with started(tmp_path):
+            pass
+
+
+async def test_a_start_that_ended_before_its_first_file_may_find_none_again(tmp_path: Path) -> None:
+    for epoch in (1, 2):
+        async with started(tmp_path) as cluster_state:
+            assert await leader_epoch(cluster_state, 0) == epoch
 
 
 async def test_a_start_that_is_refused_leaves_the_format_of_an_earlier_release(tmp_path: Path) -> None:

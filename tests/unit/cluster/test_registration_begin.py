@@ -61,32 +61,64 @@ def test_an_empty_place_of_the_journal_is_refused_where_it_is_not_known_how_far_
         registration(data, elsewhere).look_at_data()
 
 
-@pytest.mark.parametrize("lost", ["gone", "older", "another's"])
+@pytest.mark.parametrize("lost", ["gone", "older", "of the time before a restore", "without its oldest file"])
 def test_c12_a_journal_that_is_not_the_one_that_stood_here_gets_a_directory_id_that_zookeeper_has_not(
     tmp_path: Path, lost: str
 ) -> None:
     looking = registration(tmp_path, tmp_path)
     looking.cluster_id = "c"
-    directory = replace(LogDirectory.open(tmp_path, FileSystem(), "c", 0), durable_end=700)
+    new = LogDirectory.open(tmp_path, FileSystem(), "c", 0)
+    directory = replace(new, durable_end=700, file_id=7, begin=100, incarnation=1)
     directory.write(tmp_path, FileSystem())
     identity = JournalIdentity(directory.directory_id, 1)
-    whole = FoundJournal(tmp_path, 800, identity, is_empty=False)
+    whole = FoundJournal(tmp_path, 800, identity, is_empty=False, files=((100, 6), (600, 7)))
     assert looking._open_directory(whole) == directory
     found = {
         "gone": FoundJournal(tmp_path, 0, None, is_empty=True),
-        "older": FoundJournal(tmp_path, 699, identity, is_empty=False),
-        "another's": FoundJournal(tmp_path, 800, JournalIdentity(uuid4(), 1), is_empty=False),
+        "older": replace(whole, end=699),
+        "of the time before a restore": replace(whole, files=((100, 6), (600, 8))),
+        "without its oldest file": replace(whole, files=whole.files[1:]),
     }[lost]
     other = looking._open_directory(found)
     assert other.directory_id != directory.directory_id
-    assert other.durable_end is None
+    assert other.durable_end == (0 if lost == "gone" else 600)
+    assert other.expected.difference(found) is None, "a start that ends before its first file has accepted it"
     assert directory.expected.is_begun_in(whole)
     # This start may find a hole in the journal, and so may later ones, until one has begun and recorded its own file.
     assert other.expected.is_begun_in(found) == (lost == "gone")
-    begun = replace(found, identity=JournalIdentity(other.directory_id, 2))
-    assert not other.expected.is_begun_in(begun)
+    begun = replace(found, is_empty=False, identity=JournalIdentity(other.directory_id, 2))
     assert replace(other, durable_end=900).expected.is_begun_in(begun)
     assert LogDirectory.read(tmp_path, FileSystem()) == directory, "a start that ends here finds the same"
+
+
+def test_a_journal_that_another_directory_wrote_is_refused_and_own_ones_of_earlier_are_not(tmp_path: Path) -> None:
+    looking = registration(tmp_path, tmp_path)
+    looking.cluster_id = "c"
+    new = LogDirectory.open(tmp_path, FileSystem(), "c", 0)
+    directory = replace(new, durable_end=700, file_id=7, begin=0, incarnation=1).with_new_journal()
+    directory = replace(directory, durable_end=500, file_id=9, begin=0)
+    directory.write(tmp_path, FileSystem())
+    before = (tmp_path / "meta.json").read_bytes()
+    own = FoundJournal(tmp_path, 800, JournalIdentity(new.directory_id, 1), is_empty=False, files=((0, 7),))
+    assert looking._open_directory(own).former_ids == (new.directory_id, directory.directory_id)
+    for files in (((0, 5),), ()):
+        found = replace(own, identity=JournalIdentity(uuid4(), 1), files=files)
+        with pytest.raises(
+            JournalDiffersError, match=r"(?s)that of the directory id .*mount the one that belongs here"
+        ):
+            looking._open_directory(found)
+    assert (tmp_path / "meta.json").read_bytes() == before
+
+
+def test_a_directory_of_an_earlier_release_is_taken_with_any_journal_but_not_without_one(tmp_path: Path) -> None:
+    looking = registration(tmp_path, tmp_path)
+    looking.cluster_id = "c"
+    before = replace(LogDirectory.open(tmp_path, FileSystem(), "c", 0), incarnation=3)
+    before.write(tmp_path, FileSystem())
+    found = FoundJournal(tmp_path, 800, None, is_empty=False, files=((0, 7),))
+    assert looking._open_directory(found) == replace(before, durable_end=0, file_id=7, begin=0)
+    empty = FoundJournal(tmp_path, 0, None, is_empty=True)
+    assert looking._open_directory(empty).directory_id != before.directory_id
 
 
 def test_a_migration_without_the_journal_is_refused_and_changes_nothing(tmp_path: Path) -> None:

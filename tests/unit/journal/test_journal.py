@@ -220,8 +220,8 @@ async def _fill(
 
 
 async def _settle(journal: Journal) -> None:
-    """Wait until the journal's thread has done its work."""
-    await journal._thread.run(lambda: None)
+    """Wait until the freed files are removed."""
+    await journal.freed()
 
 
 def test_files_go_oldest_first_when_all_in_them_is_sealed(tmp_path):

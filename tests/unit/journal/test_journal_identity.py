@@ -1,6 +1,7 @@
 """The identity of a journal: the heads of its files, the position beside it, and files that lose their names."""
 
 import asyncio
+import os
 import random
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ from logstore.journal.identity import ExpectedJournal, JournalIdentity
 from logstore.journal.scan import JournalScan
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.journals import MemoryRecord, data_frame, new_journal, running
+from tests.support.journals import TOPIC, MemoryRecord, data_frame, new_journal, running
 from tests.support.virtual_time import run
 
 
@@ -87,7 +88,7 @@ def test_the_position_is_never_ahead_of_what_a_power_cut_leaves(
     run(scenario())
     scan = JournalScan(directory, FileSystem())
     list(scan.frames())
-    expected = ExpectedJournal(record.identity.directory_id, record.durable_ends[-1])
+    expected = ExpectedJournal(record.identity.directory_id, record.durable_ends[-1], record.file_id, record.begin)
     assert expected.difference(scan.verdict.found(directory)) is None
 
 
@@ -100,11 +101,11 @@ def test_after_a_file_has_lost_its_name_nothing_is_acknowledged(tmp_path: Path) 
             async with running(directory, record=record) as (journal, _):
                 journal.on_failure(lambda told=failures: told.append(None))
                 location = (await journal.append([data_frame(0)]))[0]
-                assert journal.lost_file is None
+                assert journal.file_loss is None
                 (path,) = directory.glob("*.log")
                 before = list(record.durable_ends)
                 lose(path)
-                assert journal.lost_file == path
+                assert str(path) in (journal.file_loss or "")
                 for _ in range(2):
                     with pytest.raises(JournalFileLostError, match=f"{path.name} was removed or replaced"):
                         await journal.append([data_frame(1)])
@@ -112,6 +113,23 @@ def test_after_a_file_has_lost_its_name_nothing_is_acknowledged(tmp_path: Path) 
                 assert failures == [None]
                 assert journal.read(location).payload == b"payload", "what it holds is read on"
             assert record.durable_ends == before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kept", [0, 500])
+def test_after_the_open_file_was_cut_short_nothing_is_acknowledged(tmp_path: Path, kept: int) -> None:
+    async def scenario() -> None:
+        for size in (10, 8 << 20):  # the second append reserves more bytes
+            async with running(tmp_path / str(size), file_bytes=1 << 24) as (journal, _):
+                await journal.append([data_frame(0)])
+                assert journal.file_loss is None
+                (path,) = (tmp_path / str(size)).glob("*.log")
+                os.truncate(path, kept)
+                assert str(path) in (journal.file_loss or "")
+                for _ in range(2):
+                    with pytest.raises(JournalFileLostError, match=f"{path.name} was cut short"):
+                        await journal.append([data_frame(1, bytes(size))])
 
     run(scenario())
 
@@ -142,8 +160,8 @@ def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeyp
     monkeypatch.setattr(journal_module, "RECORDING_S", 0.0)
 
     class FullDisk(MemoryRecord):
-        def record(self, durable_end: int) -> None:
-            super().record(durable_end)
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
+            super().record(durable_end, file_id, begin)
             if len(self.durable_ends) > 1:
                 raise OSError(28, "No space left on device")
 
@@ -161,11 +179,49 @@ def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeyp
     assert [call.args for call in log.calls] == [("journal_position_not_recorded",)], "once, and not each second"
 
 
+def number_of_files(directory: Path) -> int:
+    return len(list(directory.glob("*.log")))
+
+
+def test_a_file_is_removed_after_the_later_begin_is_written(tmp_path: Path) -> None:
+    """Otherwise a journal whose oldest file was removed would look like one that has lost it."""
+
+    class Disk(MemoryRecord):
+        is_full = False
+
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
+            assert begin >= self.begin
+            assert (tmp_path / f"{self.begin:020d}.log").exists(), "the file before is there until now"
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            super().record(durable_end, file_id, begin)
+
+    async def scenario() -> None:
+        record = Disk()
+        async with running(tmp_path, record=record, file_bytes=3000) as (journal, _):
+            for number in range(4):
+                await journal.append([data_frame(number, bytes(2000))])
+            starts = [start for start, _ in journal.files]
+            assert len(starts) == 4
+            record.is_full = True
+            journal.release(TOPIC, 0, 2)
+            with pytest.raises(StorageError, match="are not removed, because the file beside it cannot be written"):
+                await journal.freed()
+            assert number_of_files(tmp_path) == 4
+            record.is_full = False
+            journal.release(TOPIC, 0, 3)
+            await journal.freed()
+            assert record.begin == starts[3]
+            assert number_of_files(tmp_path) == 1
+
+    run(scenario())
+
+
 def test_nothing_is_acknowledged_before_the_first_position_is_written(tmp_path: Path) -> None:
     """Refuse the append: a lost journal would look like one that was never begun."""
 
     class BadDisk(MemoryRecord):
-        def record(self, durable_end: int) -> None:
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
             raise OSError(28, "No space left on device")
 
     async def scenario() -> None:
@@ -187,8 +243,8 @@ def test_no_append_waits_for_the_disk_of_the_file_beside_the_journal(
     begun, go_on = threading.Event(), threading.Event()
 
     class HangingDisk(MemoryRecord):
-        def record(self, durable_end: int) -> None:
-            super().record(durable_end)
+        def record(self, durable_end: int, file_id: int, begin: int) -> None:
+            super().record(durable_end, file_id, begin)
             if len(self.durable_ends) > 1:
                 begun.set()
                 assert go_on.wait(60)

@@ -96,7 +96,7 @@ def test_a_start_finds_the_same_open_transactions_and_markers(begin: int) -> Non
         tail.add(RecoveredFrame(frame.header, FrameLocation(100 * at + 1, 1), payload))
     tail.settle()
     after = new_log()
-    after.recover(tail, sealed_offset=0, leader_epochs=())
+    after.recover(tail, known_sealed=0, sealed_offset=0, leader_epochs=())
     after.finish_recovery()
     after.become_leader(2)
     assert (after.state.open_transactions.entries, after.state.producers.markers, after.state.producers.pack()) == (
