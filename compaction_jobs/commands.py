@@ -23,7 +23,7 @@ app = typer.Typer(
     cls=_JobGroup,
     add_completion=False,
     no_args_is_help=True,
-    help="Run retention, compaction, merge or vacuum on the storage.",
+    help="Run retention, compaction, merge, vacuum or columns on the storage.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -182,6 +182,29 @@ def vacuum(
     They stay on disk for file.delete.delay.ms after that.
     """
     _run(ctx, "vacuum", data, topic, url, dry_run=dry_run, json=json, full=full)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore job columns --data ./data --dry-run
+  logstore job columns --data ./data --topic flights --max-bytes-per-second 50MiB
+"""
+)
+def columns(
+    ctx: typer.Context,
+    data: DataOption = None,
+    topic: TopicOption = None,
+    max_bytes_per_second: RateOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Fill declared columns in files from before.
+
+    The newest files come first. Files of other writers are derived again from their values.
+    """
+    _run(ctx, "columns", data, topic, url, dry_run=dry_run, json=json, rate=max_bytes_per_second)
 
 
 def _run(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from compaction_jobs.planning import CompactionPlan, rewrite_groups
 from compaction_jobs.topics import JobTopic
+from logstore.delta.columns import layout_of
 from logstore.segments.merge import Source, WriteTask, expired_tombstones
 from logstore.segments.null_counts import null_values
 from logstore.segments.reader import read_footer, read_row_group
@@ -71,6 +72,7 @@ def write_tasks(
             first_dirty=plan.first_dirty,
             now_ms=now_ms,
             delete_retention_ms=config.delete_retention_ms,
+            layout=layout_of(topic.name, topic.table.latest),
         )
         for group in rewrite_groups(plan, rewritten, sizes, config.segment_bytes)
     ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from compaction_jobs import key_compaction, merge, retention, vacuum
+from compaction_jobs import columns, key_compaction, merge, retention, vacuum
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import JobReport, TopicReport
 from compaction_jobs.topics import JobTopic, select_topics
@@ -22,6 +22,7 @@ JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "compact": key_compaction.run,
     "merge": merge.run,
     "vacuum": vacuum.run,
+    "columns": columns.run,
 }
 
 # A job works without the store: it only requests a refresh and the number of unrolled records.

@@ -48,11 +48,7 @@ def _attempt(
             needed = sum(group.size for group in groups)
             touched = frozenset(group.partition for group in groups)
             return AttemptResult(touched, totals(files), None, bytes_needed_max=needed)
-        for batch in _batches(groups, uses_spark := sum(group.size for group in groups) > LOCAL_BYTES_MAX):
-            what = f"{sum(len(group.files) for group in batch):,} segments to {len(batch):,}"
-            with context.progress.step(f"{topic.name}: joining {what}"):
-                outcome = _join(context, topic, snapshot, batch, uses_spark)
-            whole = whole.and_then(outcome)
+        whole = whole.and_then(write_groups(context, topic, snapshot, groups, MERGE))
         left = {group.partition for group in groups} - whole.refused.keys()
         snapshot = topic.table.snapshot()
     return whole
@@ -65,6 +61,19 @@ def _plan(topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int])
         for partition in partitions
         for group in plan_merge(partition, snapshot.partitions[partition], snapshot.segments(partition), config)
     ]
+
+
+def write_groups(
+    context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, groups: Sequence[MergeGroup], operation: str
+) -> AttemptResult:
+    """Replace groups of files by a segment each, in the order of the groups, in commits of a bounded size."""
+    whole = AttemptResult()
+    uses_spark = sum(group.size for group in groups) > LOCAL_BYTES_MAX
+    for batch in _batches(groups, uses_spark):
+        what = f"{sum(len(group.files) for group in batch):,} segments to {len(batch):,}"
+        with context.progress.step(f"{topic.name}: writing {what}"):
+            whole = whole.and_then(_write(context, topic, snapshot, batch, operation, uses_spark=uses_spark))
+    return whole
 
 
 def _batches(groups: Sequence[MergeGroup], uses_spark: bool) -> Iterator[list[MergeGroup]]:
@@ -81,15 +90,21 @@ def _batches(groups: Sequence[MergeGroup], uses_spark: bool) -> Iterator[list[Me
         yield batch
 
 
-def _join(
-    context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, groups: Sequence[MergeGroup], uses_spark: bool
+def _write(
+    context: JobContext,
+    topic: JobTopic,
+    snapshot: TopicSnapshot,
+    groups: Sequence[MergeGroup],
+    operation: str,
+    *,
+    uses_spark: bool,
 ) -> AttemptResult:
     config, now_ms = topic.config(snapshot), context.clock.now_ms()
     files = topic.table.files
-    tasks = [merge_task(g, topic.name, files.uri, snapshot.partitions[g.partition], config, now_ms) for g in groups]
+    tasks = [merge_task(group, topic.name, files.uri, snapshot, config, now_ms, operation) for group in groups]
     planned = {group.partition for group in groups}
     try:
-        with disk_errors(f"joining segments of topic {topic.name!r}"):
+        with disk_errors(f"writing segments of topic {topic.name!r}"):
             require_space(context, topic, (file for group in groups for file in group.files))
         done = _by_spark(context, tasks) if uses_spark else _here(context.paced(files), tasks)
         written = sorted(done, key=lambda one: one.task)
@@ -97,7 +112,7 @@ def _join(
         paths = [file.path for group in groups for file in group.files]
         return refused_as_overtaken(topic, planned, paths, error)
     parts = merge_parts([(group, one.segment) for group, one in zip(groups, written, strict=True)])
-    return commit(topic, snapshot, parts, data_change=False, operation=MERGE)
+    return commit(topic, snapshot, parts, data_change=False, operation=operation)
 
 
 def _here(files: TableFiles, tasks: Sequence[WriteTask]) -> list[Written]:
@@ -107,7 +122,7 @@ def _here(files: TableFiles, tasks: Sequence[WriteTask]) -> list[Written]:
 
 def _by_spark(context: JobContext, tasks: Sequence[WriteTask]) -> list[Written]:
     spark = context.spark.session
-    with spark_errors("joining segments"):
+    with spark_errors("writing segments"):
         numbers = spark.range(0, len(tasks), 1, len(tasks))
         rows = numbers.mapInArrow(write_whole(tasks, context.pace_of_tasks), WRITTEN_COLUMNS).collect()
         return [written_from_row(*row) for row in rows]

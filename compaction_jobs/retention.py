@@ -19,6 +19,7 @@ from compaction_jobs.rewriting import AttemptResult, commit, disk_errors, refuse
 from compaction_jobs.space import require_space
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import retention_waits
+from logstore.delta.columns import layout_of
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError, StorageError
@@ -84,6 +85,7 @@ def _cut(
             operation=BOUNDARY_OPERATION,
             idempotency_window_ms=config.idempotency_window_ms,
             now_ms=context.clock.now_ms(),
+            layout=layout_of(topic.name, snapshot),
         )
         tasks.append(task)
         # If a file has no record from the log start offset on, only its footer is read.

@@ -5,10 +5,9 @@ files that the driver planned, or fails; an attempt that fails or is abandoned l
 names.
 """
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -135,11 +134,15 @@ def write_kept(tasks: Sequence[WriteTask], pace: float | None = None) -> Callabl
 
 def written_from_row(task: int, expired: int, segment: str) -> Written:
     """Parse a row of WRITTEN_COLUMNS."""
-    return Written(task, expired, Segment(**json.loads(segment)))
+    return Written(task, expired, msgspec.json.decode(segment, type=Segment))
 
 
 def _as_batch(written: Written) -> pa.RecordBatch:
-    row = {"task": [written.task], "expired": [written.expired], "segment": [json.dumps(asdict(written.segment))]}
+    row = {
+        "task": [written.task],
+        "expired": [written.expired],
+        "segment": [msgspec.json.encode(written.segment).decode()],
+    }
     return pa.RecordBatch.from_pydict(row, schema=_WRITTEN_SCHEMA)
 
 

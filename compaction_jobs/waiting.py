@@ -21,7 +21,7 @@ from logstore.topic_config import LONG_MAX, TopicConfig
 #: nothing is new since the last compaction. ``young``: it is too young for the job. ``ratio``: too little is dirty.
 #: ``few``: there are too few small segments to join. ``unnamed``: files that no commit names, or whose removal has no
 #: time.
-Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "few", "unnamed", "append-only"]
+Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "few", "unnamed", "append-only", "filled"]
 
 #: The year 9999; later times have no date.
 _LAST_MS = 253_402_300_799_999
@@ -133,6 +133,20 @@ def merge_waits(
         "joined, too different in size, or apart"
     )
     return Waiting(partition, "few", message)
+
+
+def columns_waits(
+    partition: int,
+    state: PartitionState,  # noqa: ARG001  of all reasons
+    files: Sequence[SegmentFile],  # noqa: ARG001
+    config: TopicConfig,
+    now_ms: int,  # noqa: ARG001
+) -> Waiting:
+    """Return why no file of a partition gets columns."""
+    if config.table_columns_mode == "none":
+        return Waiting(partition, "policy", "table.columns.mode is none: no columns are derived")
+    message = "every file has all declared columns, or is cut by retention or joined by a merge first"
+    return Waiting(partition, "filled", message)
 
 
 def vacuum_waits(

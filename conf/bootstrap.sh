@@ -75,8 +75,8 @@ install() {
     "$VENV/bin/python" -m pip uninstall --yes logstore >>"$LOG" 2>&1
     "$VENV/bin/python" -m pip install --no-deps --no-build-isolation --editable . --disable-pip-version-check --no-input \
         >>"$LOG" 2>&1 || { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
-    [ -e logstore/records/_json_scan.so ] ||
-        echo "No C compiler that works: JSON and Kafka's record batches go a slower way. To change that: sudo apt-get install gcc libc6-dev"
+    [ -e logstore/records/columns/_json_columns.so ] ||
+        echo "No C compiler that works: JSON, Kafka's record batches and typed columns go a slower way. To change that: sudo apt-get install gcc libc6-dev"
 }
 
 progress() {
@@ -108,7 +108,7 @@ fi
 
 # The inputs of the installation of this project, including the C compilers that exist now.
 sources() {
-    cat pyproject.toml logstore/__init__.py conf/build_hook.py logstore/*/*.c
+    cat pyproject.toml logstore/__init__.py conf/build_hook.py logstore/*/*.c logstore/*/*/*.c
     echo "${CC:-}"
     command -v cc gcc clang || true
 }

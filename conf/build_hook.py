@@ -17,7 +17,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_SOURCES = ("logstore/kafka_batches/record_codec.c", "logstore/records/json_scan.c")
+_SOURCES = (
+    "logstore/kafka_batches/plain_pages.c",
+    "logstore/kafka_batches/record_codec.c",
+    "logstore/records/columns/json_columns.c",
+    "logstore/records/json_scan.c",
+)
 _OPTIONS = ("-std=c11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden")
 _COMPILE_S = 120
 
@@ -35,7 +40,9 @@ class CompileHook(BuildHookInterface[Any]):
             for source, library in zip(sources, libraries, strict=True):
                 compile_library(source, library)
         except (OSError, subprocess.SubprocessError) as error:
-            self.app.display_warning(f"JSON and Kafka's record batches will go a slower way, without C: {error}")
+            self.app.display_warning(
+                f"JSON, Kafka's record batches and typed columns will go a slower way, without C: {error}"
+            )
             for library in libraries:
                 library.unlink(missing_ok=True)
             return

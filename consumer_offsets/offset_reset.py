@@ -17,7 +17,7 @@ from logstore.log.topic import Topic
 class ResetTo(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
-    #: The committed offset; the high watermark of a partition without a commit.
+    #: The committed offset; the high watermark of a partition without a commit, or with one beyond it.
     CURRENT = "current"
     OFFSET = "offset"
     TIMESTAMP = "timestamp"
@@ -55,7 +55,7 @@ async def reset_offset(
         case ResetTo.LATEST:
             return end
         case ResetTo.CURRENT:
-            return end if committed is None else committed
+            return end if committed is None else min(committed, end)
         case ResetTo.OFFSET if target.value < 0:
             return max(start, end + target.value)
         case ResetTo.OFFSET:

@@ -23,6 +23,7 @@ from logstore.broker.admission import Reservation
 from logstore.errors import InvalidRequestError, RequestTooLargeError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, MIB
 from logstore.protocol.messages.base import Request as JsonRequest
+from logstore.records import surrogates
 from logstore.records.byte_order_mark import without_byte_order_mark
 from logstore.records.inflate import Inflater
 
@@ -143,11 +144,28 @@ def model_in(body: bytes, model: type[Model]) -> Model:
     try:
         found = model.model_validate_json(body)
     except ValidationError as error:
+        if _is_json_but_for_surrogates(body):
+            raise InvalidRequestError(
+                "The request body is not acceptable. It has a lone surrogate (half of a character, as \\ud800), which "
+                "no name or text can have here: send whole characters."
+            ) from None
         names = [field.alias or name for name, field in model.model_fields.items()]
         problems = problems_in(error.errors(include_url=False, include_context=False, include_input=False), names)
         raise InvalidRequestError(f"The request body is not acceptable. {problems}.") from None
     _require_fields_once(body)
     return found
+
+
+def _is_json_but_for_surrogates(body: bytes) -> bool:
+    """Return whether a body is JSON text only because JSON allows lone surrogates, which decoders refuse."""
+    masked = surrogates.masked(body)
+    if masked is None:
+        return False
+    try:
+        msgspec.json.decode(masked)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def problems_in(errors: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> str:

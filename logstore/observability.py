@@ -167,6 +167,17 @@ KAFKA_REQUEST_SECONDS: Final = Histogram(
 KAFKA_CONNECTIONS: Final = Gauge(
     "logstore_kafka_connections", "Connections of Kafka's clients; bounded by max.connections.", registry=REGISTRY
 )
+TLS_CERTIFICATE_EXPIRY: Final = Gauge(
+    "logstore_tls_certificate_expiry_timestamp_seconds",
+    "When the certificate of ssl.keystore.location expires; 0 without TLS.",
+    registry=REGISTRY,
+)
+TLS_HANDSHAKES_FAILED: Final = Counter(
+    "logstore_tls_failed_handshakes",
+    "TLS handshakes that failed, by listener (HTTP, KAFKA, PEER); the log has the reasons.",
+    ("listener",),
+    registry=REGISTRY,
+)
 THROTTLED: Final = Counter(
     "logstore_throttled_requests",
     "Requests refused with 429, by the bound that was reached: journal, journal_topic, in_flight, idempotency_keys, "
@@ -251,6 +262,12 @@ ROLL_SECONDS: Final = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
+COLUMN_MISFITS: Final = _TopicCounter(
+    "logstore_column_misfits",
+    "Records that were rolled without columns, because their values did not fit.",
+    ("topic",),
+    registry=REGISTRY,
+)
 
 MERGES: Final = _TopicCounter(
     "logstore_merges",
@@ -285,6 +302,7 @@ _TOPIC_METRICS: Final = (
     FETCHED_RECORDS,
     FETCHED_BYTES,
     ROLLS,
+    COLUMN_MISFITS,
     MERGES,
     MERGED_SEGMENTS,
     MERGED_BYTES,

@@ -80,8 +80,15 @@ def _ratio(name: str, default: float, doc: str) -> ConfigKey:
     return ConfigKey(name, "double", str(default), "a number from 0 to 1", doc, parse)
 
 
-def _choice(name: str, choices: tuple[str, ...], doc: str) -> ConfigKey:
+def _choice(name: str, choices: tuple[str, ...], doc: str, reserved: tuple[str, ...] = ()) -> ConfigKey:
+    """Return a key with these values. ``reserved`` are values of a later release."""
+
     def parse(text: str) -> str:
+        if text in reserved:
+            raise InvalidConfigError(
+                f"{name} cannot be '{text}' in this release, which has no schema registry: it takes one of "
+                f"{', '.join(choices)}"
+            )
         if text not in choices:
             raise ValueError(text)
         return text
@@ -234,6 +241,13 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         "unclean.leader.election.enable",
         "Let a replica that is not in sync become leader if no other can; acknowledged records may be lost.",
     ),
+    _choice(
+        "table.columns.mode",
+        ("none", "declared"),
+        "Which columns the table has beside the log's: `declared` derives those of `logstore topic columns` from JSON "
+        "values; `none` derives none, and leaves in the table what is there. Kafka has no such key.",
+        reserved=("schema_id", "schema_latest"),
+    ),
 )
 
 _KEYS = {key.name: key for key in CONFIG_KEYS}
@@ -263,6 +277,7 @@ class TopicConfig:
     idempotency_keys_max: int
     min_insync_replicas: int
     unclean_leader_election_enable: bool
+    table_columns_mode: str
 
     @classmethod
     def parse(cls, overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Self:

@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from ingest_api.routers import (
     cluster,
     clusters,
+    columns,
     configs,
     consumer_groups,
     description,
@@ -45,6 +46,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     metadata.router,
     topics.router,
     erasures.router,
+    columns.router,
     cluster.router,
     clusters.router,
     configs.router,

@@ -64,4 +64,5 @@ def topic_status(context: RequestContext, broker: Broker, topic: Topic) -> Topic
         unsealed_records=sum(log.high_watermark - log.sealed_offset for log in logs),
         unsealed_bytes=sum(log.unsealed_bytes for log in logs),
         newest_timestamp=max(newest, default=None),
+        misfits=topic.snapshot.misfits,
     )

@@ -29,6 +29,7 @@ from logstore.broker.replica_manager import ReplicaManager
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.catalog import TopicCatalog
 from logstore.broker.topics.changes import TopicChanges
+from logstore.broker.topics.columns import Columns
 from logstore.broker.topics.leaders import Leaders
 from logstore.broker.topics.problems import Problems
 from logstore.broker.topics.served import Topics
@@ -71,6 +72,7 @@ class TopicRooms:
     tables: TopicTables
     leaders: Leaders
     problems: Problems
+    columns: Columns
 
 
 class Broker:
@@ -152,12 +154,14 @@ class Broker:
         self.elsewhere = elsewhere = _elsewhere(cluster_state, served, links, settings, filesystem)
         journal.on_failure(elsewhere.report_offline)
         changes = TopicChanges(served, settings, cluster_state, roller, schedule, admission, authorizer, elsewhere)
+        self.fetch = Fetching(journal, roller.refresh, served.get, admission, authorizer, elsewhere)
         self.topics = TopicRooms(
             served,
             changes,
             TopicTables(roller, admission, authorizer, schedule.rolled),
             Leaders(cluster_state, authorizer),
             Problems(by_name, served, schedule, cluster_state, elsewhere.discovery, admission, authorizer),
+            Columns(changes, self.fetch, authorizer),
         )
         records = Producing(journal, admission, authorizer, cluster_state, filesystem, elsewhere, schedule.appended)
         self.produce = Produce(
@@ -165,7 +169,6 @@ class Broker:
             BatchProducing(records, served, admission, authorizer, settings.max_request_size),
             Batcher(records.produce, authorizer, admission),
         )
-        self.fetch = Fetching(journal, roller.refresh, served.get, admission, authorizer, elsewhere)
         self.erasing = Erasing(
             served,
             changes,

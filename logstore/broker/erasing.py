@@ -279,8 +279,8 @@ class Erasing:
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         topic.require_not_internal()
-        if where is None and not 1 <= len(keys) <= ERASED_KEYS_MAX:
-            raise InvalidRequestError(f"an erasure is of 1 to {ERASED_KEYS_MAX} keys, not {len(keys)}")
+        if where is None and not keys:
+            raise InvalidRequestError(f"an erasure is of 1 to {ERASED_KEYS_MAX} keys, or of an expression")
         if where is not None and keys:
             raise InvalidRequestError("an erasure is of keys, or of what an expression selects, not of both")
         partitions = await self._bounds(topic)

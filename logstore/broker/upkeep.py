@@ -244,8 +244,8 @@ class Upkeep:
         try:
             self._require_lock()
             for number, group in enumerate(step.groups):
-                state = step.snapshot.partitions[group.partition]
-                task = merge_task(group, topic.name, topic.table.files.uri, state, step.config, self._clock.now_ms())
+                now_ms = self._clock.now_ms()
+                task = merge_task(group, topic.name, topic.table.files.uri, step.snapshot, step.config, now_ms)
                 try:
                     written.append((group, write_here(number, task, None, pace, topic.table.files).segment))
                 except (CorruptionError, StorageError) as error:

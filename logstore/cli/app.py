@@ -19,6 +19,7 @@ from logstore.cli import (
     serve,
     status,
     topic,
+    topic_columns,
     topic_copy,
     topic_erase,
     topic_reassign,
@@ -81,6 +82,7 @@ topic.app.command(epilog=topic_table.REBUILD_EXAMPLES)(topic_table.rebuild)
 topic.app.command(epilog=topic_copy.EXAMPLES)(topic_copy.copy)
 topic.app.command(epilog=topic_erase.ERASE_EXAMPLES)(topic_erase.erase)
 topic.app.command(epilog=topic_erase.ERASURES_EXAMPLES)(topic_erase.erasures)
+topic.app.add_typer(topic_columns.app, name="columns")
 topic.app.add_typer(topic_reassign.app, name="reassign")
 app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)

@@ -11,7 +11,7 @@ import typer
 
 from logstore.cli.meter import Meter, metered
 from logstore.cli.output import problem_text
-from logstore.cli.positions import Place, newest, seek
+from logstore.cli.positions import Place, newest, reset_beyond_ends, seek
 from logstore.cli.record_lines import LineEncoder
 from logstore.cli.record_writers import Format, RecordWriter, parse_format, record_writer
 from logstore.command_line.command_group import Interrupts, fail, waking
@@ -196,6 +196,9 @@ def consume(
             seek(consumer, newest(consumer, tail, ends))
         elif begin.given:
             seek(consumer, begin.find(consumer, "--offset"))
+        elif group is not None:
+            starts = consumer.end_offsets if follow and not from_beginning else consumer.beginning_offsets
+            reset_beyond_ends(consumer, group, starts(consumer.assignment()))
         written = _Written(consumer, commits=group is not None)
         try:
             with ExitStack() as stack:

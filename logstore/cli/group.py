@@ -1,9 +1,11 @@
 """``logstore group ...``: the members and committed offsets of consumer groups, over HTTP."""
 
 import csv
+import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -17,6 +19,8 @@ from logstore.command_line.options import (
     admin_of,
     complete_groups,
     complete_topics,
+    given_path,
+    read_text,
     time_ms,
 )
 from logstore.quantities import TIME_FORMS
@@ -240,7 +244,8 @@ def reset(
     to_current: Annotated[
         bool,
         typer.Option(
-            "--to-current", help="Keep the committed offset, or reset to the high watermark if there is none."
+            "--to-current",
+            help="Keep the committed offset, or reset to the high watermark if there is none, or one beyond it.",
         ),
     ] = False,
     to_offset: Annotated[
@@ -264,11 +269,11 @@ def reset(
         ),
     ] = None,
     from_file: Annotated[
-        typer.FileText | None,
+        Path | None,
         typer.Option(
             "--from-file",
             metavar="FILE",
-            encoding="utf-8",
+            parser=given_path,
             help="Reset to the offsets in this file (-: stdin), as --export writes it.",
         ),
     ] = None,
@@ -296,7 +301,7 @@ def reset(
         raise typer.BadParameter("give one of --export and --json")
     timestamp = time_ms(to_timestamp, "--to-timestamp")
     topics = _topics(topic or (), all_topics, partition or (), from_file is not None)
-    offsets = None if from_file is None else _read_offsets(from_file)
+    offsets = None if from_file is None else _read_offsets(read_text(from_file, "--from-file"))
     to: Literal["earliest", "latest", "current"] | None = None
     if to_earliest or to_latest or to_current:
         to = "earliest" if to_earliest else "latest" if to_latest else "current"
@@ -311,6 +316,13 @@ def reset(
             topics=topics,
             dry_run=dry_run,
         )
+    for each in done if to_current else ():
+        if each.previous_offset is not None and each.previous_offset > each.offset:
+            typer.echo(
+                f"logstore: warning: the committed offset {each.previous_offset} of {each.topic}-{each.partition} is "
+                f"beyond its end: {each.offset} is taken instead",
+                err=True,
+            )
     if json:
         print_json({"group": group, "dry_run": dry_run, "offsets": done})
         return
@@ -391,11 +403,11 @@ def _topics(
     return topics or None
 
 
-def _read_offsets(lines: Iterable[str]) -> dict[tuple[str, int], int]:
+def _read_offsets(text: str) -> dict[tuple[str, int], int]:
     """Read lines of Kafka's CSV: topic, partition, offset. Empty lines are skipped."""
     offsets: dict[tuple[str, int], int] = {}
     try:
-        for number, row in enumerate(csv.reader(lines), start=1):
+        for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
             if not row:
                 continue
             if len(row) != 3 or not all(_NUMBER.fullmatch(text.strip()) for text in row[1:]):
@@ -404,8 +416,8 @@ def _read_offsets(lines: Iterable[str]) -> dict[tuple[str, int], int]:
             if (topic, partition) in offsets:
                 raise typer.BadParameter(f"line {number}: {topic}-{partition} is there twice", param_hint="--from-file")
             offsets[topic, partition] = offset
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise typer.BadParameter(f"this is no CSV in UTF-8: {error}", param_hint="--from-file") from None
+    except csv.Error as error:
+        raise typer.BadParameter(f"this is no CSV: {error}", param_hint="--from-file") from None
     if not offsets:
         raise typer.BadParameter("there is no line topic,partition,offset", param_hint="--from-file")
     return offsets

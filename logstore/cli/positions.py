@@ -57,6 +57,23 @@ def seek(consumer: "Consumer", offsets: Mapping["TopicPartition", int]) -> None:
         consumer.seek(partition, offset)
 
 
+def reset_beyond_ends(consumer: "Consumer", group: str, starts: Mapping["TopicPartition", int]) -> None:
+    """Continue at ``starts`` where the group's committed offset is beyond the end of the log, and say so on stderr.
+
+    A consumer notices such an offset when it fetches there, but a command that reads to the end does not fetch then.
+    """
+    positions = {at: consumer.position(at) for at in consumer.assignment()}
+    # The ends are asked for after the commits: another member of the group may just have committed.
+    ends = consumer.end_offsets(positions)
+    for at in sorted(at for at, position in positions.items() if position > ends[at]):
+        typer.echo(
+            f"logstore: warning: group {group} has committed offset {positions[at]} of {at.topic}-{at.partition}, "
+            f"which ends at {ends[at]}: reading from offset {starts[at]}",
+            err=True,
+        )
+        consumer.seek(at, starts[at])
+
+
 def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int]) -> dict["TopicPartition", int]:
     """Return the offsets at which the last ``count`` records before ``ends`` begin, of all these partitions together.
 

@@ -61,6 +61,11 @@ def _topics(found: "StoreStatus") -> Iterator[Check]:
     if not found.problems:
         records = counted(sum(topic.records for topic in topics), "record")
         yield Check("topics", Status.ok, f"{counted(len(topics), 'topic')}, {records}")
+    for topic in topics:
+        if topic.misfits:
+            reason = f"{counted(topic.misfits, 'record')} did not fit"
+            advice = f"See why: value_error in the table, or logstore topic columns show {topic.name}"
+            yield Check(f"columns of {topic.name}", Status.warn, reason, advice)
     for problem in found.problems:
         where = problem.topic if problem.partition is None else f"{problem.topic}-{problem.partition}"
         yield Check(f"topic {where}", Status.fail, problem_reason(problem), problem.remedy)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
+from logstore.cli.topic_columns import lines_of
 from logstore.cli.topic_listing import ids_text, known_text, leader_text, listing, print_listing, print_partitions
 from logstore.command_line.command_group import FAILED, confirm
 from logstore.command_line.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
@@ -190,8 +191,12 @@ def describe(
         topic = admin.describe_topic(name)
         configs = admin.topic_configs(name)
         problems = [found for found in admin.status().problems if found.topic == name]
+        # A store of an earlier release has no columns.
+        has_columns = any(entry.name == "table.columns.mode" for entry in configs)
+        columns = admin.columns(name) if has_columns else None
     if json:
-        print_json({"topic": topic, "config_entries": [*map(_shown, configs)], "problems": problems})
+        shown = {"topic": topic, "config_entries": [*map(_shown, configs)], "problems": problems}
+        print_json({**shown, "columns": columns} if columns is not None and columns.columns else shown)
         return
     offsets = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
     print(f"{topic.name}: {counted(len(topic.partitions), 'partition')}, {counted(offsets, 'offset')}")
@@ -205,6 +210,9 @@ def describe(
         )
     elif changed:
         print(f"Configuration: {', '.join(f'{entry.name}={entry.value}' for entry in changed)}")
+    if columns is not None and columns.columns:
+        print(f"Columns: {columns.ddl or 'all are retired'}")
+        print("\n".join(lines_of(columns)))
     print()
     print_table(
         [

@@ -11,7 +11,7 @@ import typer
 
 from logstore.cli.meter import Meter, metered
 from logstore.cli.output import counted, print_json
-from logstore.cli.positions import Place, seek
+from logstore.cli.positions import Place, reset_beyond_ends, seek
 from logstore.command_line.command_group import INTERRUPTED, fail, waking
 from logstore.command_line.options import (
     CLIENT_ID,
@@ -112,10 +112,12 @@ def copy(
         partitions = consumer.partitions_for(source)
         consumer.assign(partitions)
         ends = consumer.end_offsets(partitions)
+        starts = begin.find(consumer, "--from-timestamp") if begin.given else consumer.beginning_offsets(partitions)
         if begin.given:
             committed = consumer.committed(partitions) if group is not None else {}
-            found = begin.find(consumer, "--from-timestamp")
-            seek(consumer, {at: offset for at, offset in found.items() if committed.get(at) is None})
+            seek(consumer, {at: offset for at, offset in starts.items() if committed.get(at) is None})
+        if group is not None:
+            reset_beyond_ends(consumer, group, starts)
         producer = Producer(store, client_id=CLIENT_ID, buffer_memory=_BUFFER_BYTES)
         copying = _Copy(consumer, producer, target, ends, same_partitions, group is not None)
         shown = sys.stderr.isatty() if progress is None else progress

@@ -3,13 +3,13 @@
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from logstore.cli.output import counted, print_json, print_table, time_text
 from logstore.command_line.command_group import FAILED, confirm, fail
-from logstore.command_line.options import JsonOption, TopicArgument, UrlOption, admin_of
+from logstore.command_line.options import JsonOption, TopicArgument, UrlOption, admin_of, given_path, read_text
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
@@ -43,8 +43,13 @@ def erase(
         list[str] | None, typer.Option("--key", "-k", metavar="KEY", help="A key, as text; may be repeated.")
     ] = None,
     keys_file: Annotated[
-        str | None,
-        typer.Option("--keys-file", metavar="FILE", help="A file with a key on each line, or - for standard input."),
+        Path | None,
+        typer.Option(
+            "--keys-file",
+            metavar="FILE",
+            parser=given_path,
+            help="A file with a key on each line, or - for standard input.",
+        ),
     ] = None,
     key_json: Annotated[
         bool, typer.Option("--key-json", help='Only records whose key is the JSON text: "ada" with its quotes.')
@@ -68,7 +73,6 @@ def erase(
     The erasure goes on without this command. The exit code is 1 while brokers that are not there still have to erase.
     """
     from logstore.errors import StoreUnreachableError
-    from logstore.records.key_texts import key_bytes
 
     if key_json and key_base64:
         raise typer.BadParameter("give --key-json or --key-base64", param_hint="--key-json")
@@ -79,18 +83,20 @@ def erase(
         raise typer.BadParameter(
             "give keys, or an expression that has them: key == 'ada' and ...", param_hint="--where"
         )
-    keys = key_bytes(texts, "json" if key_json else "binary" if key_base64 else None)
+    key_format: Literal["json", "binary"] | None = "json" if key_json else "binary" if key_base64 else None
     try:
         with admin_of(ctx, url) as admin:
             if dry_run or not yes:
-                found = _followed(admin, admin.erase(name, keys, where=where, dry_run=True, wait=False))
+                count = admin.erase(name, texts, where=where, key_format=key_format, dry_run=True, wait=False)
+                found = _followed(admin, count)
                 if found.state == "failed":
                     fail(f"cannot count the records: {found.waiting}")
                 if dry_run:
                     _print_count(found, as_json=json)
                     return
                 confirm(f"Erase {_found_text(found)} of topic {name} for good?", otherwise="Nothing was erased.")
-            report = _followed(admin, admin.erase(name, keys, where=where, wait=False))
+            begun = admin.erase(name, texts, where=where, key_format=key_format, wait=False)
+            report = _followed(admin, begun)
             if report.state == "failed":
                 fail(f"nothing was erased: {report.waiting}")
     except StoreUnreachableError as error:
@@ -128,15 +134,12 @@ def erasures(ctx: typer.Context, name: TopicArgument, json: JsonOption = False, 
         )
 
 
-def _lines(file: str | None) -> list[str]:
+def _lines(file: Path | None) -> list[str]:
     if file is None:
         return []
-    try:
-        text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"cannot read {file}: {error}", param_hint="--keys-file") from None
     # Other characters that end lines, such as U+2028, may be part of a key.
-    return [line for line in (line.removesuffix("\r") for line in text.split("\n")) if line]
+    lines = read_text(file, "--keys-file").split("\n")
+    return [line for line in (line.removesuffix("\r") for line in lines) if line]
 
 
 def _followed(admin: "Admin", report: "ErasureReport") -> "ErasureReport":

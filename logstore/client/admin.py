@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from logstore.backoff import backoffs
 from logstore.client.addresses import DEFAULT_URL
+from logstore.client.client_tls import ClientTls
 from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
 from logstore.client.connections import Response
 from logstore.client.metadata import MemberIdentity, OffsetAndTimestamp, TopicPartition, TopicPartitions, decode
@@ -45,6 +46,13 @@ from logstore.protocol.messages.cluster import (
     PartitionReplicas,
     PartitionReplicasList,
     TopicPartitionEntry,
+)
+from logstore.protocol.messages.columns import (
+    ChangedColumns,
+    ColumnProposal,
+    ColumnsRequest,
+    RetireColumnsRequest,
+    TopicColumns,
 )
 from logstore.protocol.messages.erasures import ErasureReport, ErasureReports, ErasureRequest
 from logstore.protocol.messages.groups import (
@@ -82,7 +90,6 @@ from logstore.protocol.messages.topics import (
     Rolled,
     Topic,
 )
-from logstore.records.key_texts import key_bytes
 
 _GROUPS_PER_PAGE = 10_000
 _LOOK_SECONDS = 5.0
@@ -101,7 +108,8 @@ class Admin:
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
     StoreUnreachableError, NetworkError or RequestTimedOutError if no response comes. ``request_timeout_ms`` bounds the
     wait for one response, ``default_api_timeout_ms`` bounds the retries of a request that is safe to repeat, and
-    ``metadata_max_age_ms`` bounds the age of the known brokers and leaders.
+    ``metadata_max_age_ms`` bounds the age of the known brokers and leaders. ``ssl_cafile``, ``ssl_certfile``,
+    ``ssl_keyfile`` and ``ssl_password`` are those of ``ClientTls``.
     """
 
     def __init__(
@@ -112,10 +120,15 @@ class Admin:
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 10_000,
         metadata_max_age_ms: int = DEFAULT_MAX_AGE_MS,
+        ssl_cafile: str | None = None,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
+        ssl_password: str | None = None,
     ) -> None:
         self._transport = Transport(
             bootstrap,
             client_id=client_id,
+            tls=ClientTls(ssl_cafile, ssl_certfile, ssl_keyfile, ssl_password),
             request_timeout_s=request_timeout_ms / 1000,
             retry_timeout_s=default_api_timeout_ms / 1000,
         )
@@ -329,6 +342,44 @@ class Admin:
             bad_request=InvalidConfigError,
         )
 
+    def columns(self, topic: str) -> TopicColumns:
+        """Return the declared columns of the topic's table, and how far they are filled. Raises UnknownTopicError."""
+        return decode(self._transport.request("GET", topic_path(topic, "/columns")).content, TopicColumns)
+
+    def set_columns(self, topic: str, columns: str, *, dry_run: bool = False) -> ChangedColumns:
+        """Declare these columns, as ``"carrier STRING, city STRING FROM user.city"``, and retire all others. Raises
+        InvalidConfigError, which says what to write instead, and UnknownTopicError.
+        """
+        return self._change_columns("PUT", topic, "", ColumnsRequest(columns, dry_run))
+
+    def add_columns(self, topic: str, columns: str, *, dry_run: bool = False) -> ChangedColumns:
+        """Declare columns beside those that are there. Raises as ``set_columns``."""
+        return self._change_columns("POST", topic, "", ColumnsRequest(columns, dry_run))
+
+    def retire_columns(self, topic: str, columns: Sequence[str], *, dry_run: bool = False) -> ChangedColumns:
+        """Retire columns: new files do not have them, and their names and types stay. Raises as ``set_columns``."""
+        return self._change_columns("POST", topic, "/retire", RetireColumnsRequest(tuple(columns), dry_run))
+
+    def _change_columns(
+        self, method: str, topic: str, rest: str, asked: ColumnsRequest | RetireColumnsRequest
+    ) -> ChangedColumns:
+        # A second time this changes nothing, so it is safe to send again.
+        response = self._transport.request(
+            method,
+            topic_path(topic, f"/columns{rest}"),
+            json=asked,
+            idempotent=True,
+            bad_request=InvalidConfigError,
+        )
+        return decode(response.content, ChangedColumns)
+
+    def propose_columns(self, topic: str, *, records: int = 10_000) -> ColumnProposal:
+        """Propose columns for the newest ``records`` of the topic. Raises InvalidRequestError for other numbers than 1
+        to 100,000, and UnknownTopicError.
+        """
+        path = topic_path(topic, f"/columns/proposal?records={records}")
+        return decode(self._transport.request("GET", path).content, ColumnProposal)
+
     def add_partitions(self, topic: str, total: int) -> None:
         """Grow the topic to ``total`` partitions. Raises InvalidPartitionsError if it has that many or more."""
         self._transport.request(
@@ -369,26 +420,25 @@ class Admin:
         keys: Sequence[str | bytes] = (),
         *,
         where: str | None = None,
-        key_format: Literal["string", "json"] | None = None,
+        key_format: Literal["string", "json", "binary"] | None = None,
         dry_run: bool = False,
         wait: bool = True,
     ) -> ErasureReport:
         """Erase the present records with these ``keys``, or those that the expression ``where`` selects, for good, from
         every file of the store; return the report.
 
-        A text key matches records whose key is that text or its JSON text, unless ``key_format`` names one of the two;
-        a bytes key matches itself. ``dry_run`` only counts the records. ``wait`` waits until the report is ``erased``,
-        or waits only for brokers that are down; else ``erasure`` returns the progress. Raises UnknownTopicError,
-        InvalidRequestError (too many keys, or an internal topic).
+        A text key matches records whose key is that text or its JSON text, unless ``key_format`` names one of the two,
+        or says that the texts are base64 (``binary``).
+        A bytes key matches itself; if it is the JSON text of a string, it matches every JSON text of that string.
+        ``dry_run`` only counts the records. ``wait`` waits until the report is ``erased``, or waits only for brokers
+        that are down; else ``erasure`` returns the progress. Raises UnknownTopicError, InvalidRequestError (too many
+        keys, texts beside bytes, or an internal topic).
         """
-        texts = [key for key in keys if isinstance(key, str)]
-        exact = [key for key in keys if isinstance(key, bytes)]
-        if exact or key_format:
-            exact += key_bytes(texts, key_format)
-            encoded = tuple(base64.b64encode(key).decode() for key in exact)
-            body = ErasureRequest(encoded, where, "binary", dry_run)
-        else:
-            body = ErasureRequest(tuple(texts), where, dry_run=dry_run)
+        texts = tuple(key for key in keys if isinstance(key, str))
+        exact = tuple(base64.b64encode(key).decode() for key in keys if isinstance(key, bytes))
+        if exact and (texts or key_format):
+            raise InvalidRequestError("an erasure is of texts or of bytes: erase the others with a second call")
+        body = ErasureRequest(exact or texts, where, "binary" if exact else key_format, dry_run)
         path = topic_path(topic, "/erasures")
         # A second one finds nothing to erase, so this is safe to send again.
         response = self._transport.request("POST", path, json=body, idempotent=True)

@@ -1,6 +1,7 @@
 """Options shared by several commands, and the meaning of their combinations."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,6 +186,17 @@ def existing_path(text: str) -> Path:
     if not path.exists():
         raise typer.BadParameter(f"Path '{path}' does not exist.")
     return path
+
+
+def read_text(path: Path, option: str) -> str:
+    """Return the text of the file that ``option`` names, or of stdin for ``-``; raise a usage error if it cannot be
+    read.
+    """
+    try:
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}", param_hint=option) from None
 
 
 def parse_configs(given: Sequence[str] | None) -> dict[str, str]:

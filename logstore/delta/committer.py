@@ -194,7 +194,7 @@ class Committer:
                 self.sync(snapshot.version)
                 return snapshot.version
             if not taking_back and (refused := self._verdict(snapshot.table).writing) is not None:
-                raise CommitRefusedError(f"{refused.message}. {refused.remedy}")
+                raise CommitRefusedError(refused.message)
             wanted = with_erased_files(wanted, snapshot)
             self._check(wanted, snapshot)
             self.sync(snapshot.version)

@@ -18,8 +18,15 @@ from logstore.delta.schema import PARTITION_COLUMNS, PROTOCOL, SEALED, app_id
 from logstore.entropy import new_uuid
 
 
+def schema_string_of(schema: pa.Schema) -> str:
+    """Return the columns as metadata of a table has them."""
+    from deltalake import Schema
+
+    return Schema.from_arrow(schema).to_json()
+
+
 def first_entry(
-    schema: pa.Schema,
+    schema_string: str,
     configuration: Mapping[str, str],
     num_partitions: int,
     info: Mapping[str, str],
@@ -30,19 +37,17 @@ def first_entry(
     transactions: Mapping[str, int] | None = None,
     added: Sequence[Add] = (),
 ) -> bytes:
-    """Return the first entry. ``schema`` has the table's columns; ``configuration`` are its properties; ``info`` are
-    our keys of ``commitInfo``; ``now_ms`` is the time of the commit.
+    """Return the first entry. ``schema_string`` has the table's columns; ``configuration`` are its properties;
+    ``info`` are our keys of ``commitInfo``; ``now_ms`` is the time of the commit.
 
     A new table has a new ``table_id``, no ``transactions`` except a ``sealed`` of 0 for each partition, and no files.
     """
-    from deltalake import Schema
-
     metadata = {
         "id": str(table_id or new_uuid()),
         "name": None,
         "description": None,
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": Schema.from_arrow(schema).to_json(),
+        "schemaString": schema_string,
         "partitionColumns": PARTITION_COLUMNS,
         "createdTime": now_ms,
         "configuration": dict(configuration),

@@ -3,9 +3,11 @@
 All of them are part of the format, see ``docs/table-format.md``.
 """
 
+import functools
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -67,12 +69,19 @@ def timestamp_stat(timestamp_us: int) -> str:
 
 def add_action(segment: Segment, now_ms: int, *, data_change: bool) -> Add:
     # With nullCount readers know that numRecords is complete, and skip an empty file for every query.
-    stats: dict[str, object] = {"numRecords": segment.num_records, "nullCount": {"offset": 0, "timestamp": 0}}
+    nulls: dict[str, Any] = {"offset": 0, "timestamp": 0}
+    stats: dict[str, object] = {"numRecords": segment.num_records, "nullCount": nulls}
     if segment.num_records:
-        stats |= {
-            "minValues": {"offset": segment.min_offset, "timestamp": timestamp_stat(segment.min_timestamp_us)},
-            "maxValues": {"offset": segment.max_offset, "timestamp": timestamp_stat(segment.max_timestamp_us)},
-        }
+        low: dict[str, Any] = {"offset": segment.min_offset, "timestamp": timestamp_stat(segment.min_timestamp_us)}
+        high: dict[str, Any] = {"offset": segment.max_offset, "timestamp": timestamp_stat(segment.max_timestamp_us)}
+        stats |= {"minValues": low, "maxValues": high}
+        for column in segment.columns:
+            *outer, name = column.path
+            functools.reduce(lambda inner, part: inner.setdefault(part, {}), outer, nulls)[name] = column.nulls
+            if column.low is not None:
+                low[name] = column.low
+            if column.high is not None:
+                high[name] = column.high
     return Add(
         path=segment.path,
         size=segment.size,

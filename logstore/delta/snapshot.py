@@ -255,6 +255,11 @@ class TopicSnapshot:
         """Paths of all active files, relative to the table."""
         return frozenset(file.path for file in self.table.files)
 
+    @cached_property
+    def misfits(self) -> int:
+        """The number of records that have a ``value_error`` in place of columns."""
+        return sum(file.misfits for file in self.table.files)
+
     @property
     def vectors(self) -> tuple[DeletionVector, ...]:
         """The deletion vectors of the active files."""

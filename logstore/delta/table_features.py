@@ -7,7 +7,7 @@ commits. Each such error names the feature, the reason, and the command that tak
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from logstore.delta.actions import Protocol
 from logstore.delta.schema import PROTOCOL
 from logstore.delta.table_state import TableState
 from logstore.errors import UnsupportedTableError
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import new_layout
 from logstore.table_files import TableFiles
 
 DELETION_VECTORS, COLUMN_MAPPING, ROW_TRACKING = "deletionVectors", "columnMapping", "rowTracking"
@@ -88,13 +88,13 @@ def _topic_columns(table: _Table) -> str | None:
     if mapped == "id":
         return f"{MAPPING_PROPERTY} is id, and segments have no ids of columns"
     there = {str(field["name"]): field for field in table.columns}
-    physical = {_physical(field): name for name, field in there.items()} if mapped == "name" else {}
+    physical = {physical_name(field): name for name, field in there.items()} if mapped == "name" else {}
     for name, kind in table.ours.items():
         if name not in there:
             if name in physical:
                 return f"its column {name} was renamed to {physical[name]}"
             return f"its column {name} was dropped"
-        if mapped == "name" and _physical(there[name]) != name:
+        if mapped == "name" and physical_name(there[name]) != name:
             return f"its column {name} was dropped and added again"
         if _bare(there[name]["type"], mapped=mapped == "name") != kind:
             return f"its column {name} has another type"
@@ -267,7 +267,7 @@ def columns_in_the_way(name: str, state: TableState) -> str | None:
         why = None
         if isinstance(kind := inner.get("type"), str) and kind.split("(")[0] in types:
             why = f"is of type {kind}"
-        elif name == COLUMN_MAPPING and _physical(inner) != inner["name"]:
+        elif name == COLUMN_MAPPING and physical_name(inner) != inner["name"]:
             why = "has another name in the files"
         elif "delta.typeChanges" in FEATURES[name].metadata and _has(
             inner.get("metadata") or {}, ("delta.typeChanges",)
@@ -320,6 +320,11 @@ def take_back_command(topic: str) -> str:
     return f"logstore topic take-feature-back {topic}"
 
 
+def remedy_of_unknown(names: Collection[str]) -> str:
+    """Return what to do about features that this release does not know; it takes none of them back."""
+    return f"Upgrade logstore, or let the writer that turned it on take {', '.join(names)} back"
+
+
 def words_of(name: str) -> str:
     known = FEATURES.get(name)
     return name if known is None else known.words
@@ -327,7 +332,10 @@ def words_of(name: str) -> str:
 
 def _refusal(files: TableFiles, reasons: Mapping[str, str], what: str) -> UnsupportedTableError:
     listed = "; ".join(f"{words_of(name)} ({why})" for name, why in reasons.items())
-    if set(reasons) <= {COLUMN_MAPPING, "typeWidening", "typeWidening-preview"}:
+    unknown = [name for name in reasons if name not in FEATURES]
+    if unknown:
+        remedy = remedy_of_unknown(unknown)
+    elif set(reasons) <= {COLUMN_MAPPING, "typeWidening", "typeWidening-preview"}:
         before = f"RESTORE TABLE delta.`{files}` to the version before"
         remedy = f"Undo that in Spark: rename the column back, or {before}"
     elif irremovable := next((f for name in reasons if (f := FEATURES.get(name)) and f.irremovable), None):
@@ -349,11 +357,11 @@ def fields_of(schema_string: str | None) -> list[Field]:
 def _types_of_topic(topic: str) -> dict[str, object]:
     from deltalake import Schema
 
-    schema = json.loads(Schema.from_arrow(layout_of(topic).table_schema).to_json())
+    schema = json.loads(Schema.from_arrow(new_layout(topic).table_schema).to_json())
     return {field["name"]: _bare(field["type"], mapped=False) for field in schema["fields"]}
 
 
-def _physical(field: Field) -> str:
+def physical_name(field: Field) -> str:
     return str((field.get("metadata") or {}).get(_PHYSICAL_NAME, field["name"]))
 
 
@@ -362,7 +370,7 @@ def _bare(kind: Any, *, mapped: bool) -> object:
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "struct":
-        names = [_physical(field) if mapped else field["name"] for field in kind["fields"]]
+        names = [physical_name(field) if mapped else field["name"] for field in kind["fields"]]
         return tuple(
             (name, _bare(field["type"], mapped=mapped)) for name, field in zip(names, kind["fields"], strict=True)
         )

@@ -10,6 +10,7 @@ Fields and actions that this release does not know are ignored: a change with a 
 """
 
 import datetime as dt
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import msgspec
 
 from logstore.delta.actions import Action, Add, DomainMetadata, MetaData, Protocol
 from logstore.errors import NewerFormatError
+from logstore.records.columns.schema import VALUE_ERROR
 from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.names import parse_segment_name
 
@@ -34,10 +36,15 @@ class _Bounds(msgspec.Struct):
 
 class _Stats(msgspec.Struct, rename="camel"):
     num_records: int | None = None
+    #: It is decoded only if the table has declared columns.
+    null_count: msgspec.Raw = msgspec.Raw()
     min_values: _Bounds = msgspec.field(default_factory=_Bounds)
     max_values: _Bounds = msgspec.field(default_factory=_Bounds)
 
 
+#: The counts of a segment without declared columns.
+_PLAIN_NULLS = b'{"offset":0,"timestamp":0}'
+_NULL_COUNTS = msgspec.json.Decoder(dict[str, Any] | None)
 _STATS = msgspec.json.Decoder(_Stats)
 _NO_STATS = _Stats()
 
@@ -48,7 +55,8 @@ class AddedFile(NamedTuple):
     ``ours`` says that it has a segment's name, ``unknown`` that the name has a form that only a later release knows.
     Both offsets are None if the name has no range. Fields that the action lacks are None, and the partition is then -1.
     ``num_records`` counts the rows in the file, including those in its ``vector``. ``row_ids`` are ``baseRowId`` and
-    ``defaultRowCommitVersion``.
+    ``defaultRowCommitVersion``. ``filled`` names the columns of which a file with declared columns has a count of
+    nulls, and ``misfits`` counts its rows with a ``value_error``.
     """
 
     path: str
@@ -66,6 +74,8 @@ class AddedFile(NamedTuple):
     max_timestamp_us: int | None
     vector: DeletionVector | None
     row_ids: tuple[int | None, int | None]
+    filled: frozenset[str] = frozenset()
+    misfits: int = 0
 
 
 class StateChange(NamedTuple):
@@ -163,7 +173,28 @@ def _added(add: Add, parsed: Mapping[str, Any] | None = None) -> AddedFile:
         None if high.timestamp is None else (high.timestamp - _EPOCH) // _MICROSECOND,
         add.deletion_vector,
         (add.base_row_id, add.default_row_commit_version),
+        *_counts(stats),
     )
+
+
+def _counts(stats: _Stats) -> tuple[frozenset[str], int]:
+    """Return ``filled`` and ``misfits``."""
+    raw = memoryview(stats.null_count)
+    if len(raw) <= len(_PLAIN_NULLS) and bytes(raw) in {b"", _PLAIN_NULLS}:
+        return frozenset(), 0
+    try:
+        nulls = _NULL_COUNTS.decode(raw) or {}
+    except msgspec.MsgspecError:
+        return frozenset(), 0
+    known = nulls.get(VALUE_ERROR)
+    misfits = max(0, (stats.num_records or 0) - known) if isinstance(known, int) else 0
+    return _same(frozenset(name for name, count in nulls.items() if count is not None)), misfits
+
+
+@functools.lru_cache(maxsize=1024)
+def _same(names: frozenset[str]) -> frozenset[str]:
+    """Return one set for all files with these columns."""
+    return names
 
 
 def _partition(add: Add) -> int:
@@ -183,7 +214,11 @@ def _stats(text: str | None) -> _Stats:
 def _stats_of_row(row: Mapping[str, Any]) -> _Stats:
     """Return the statistics from a checkpoint that has them as columns."""
     try:
-        return _sound(msgspec.convert(_without_nulls(dict(row)), _Stats))
+        told = _without_nulls(dict(row))
+        nulls = told.pop("nullCount", None)
+        stats = _sound(msgspec.convert(told, _Stats))
+        stats.null_count = msgspec.Raw(msgspec.json.encode(nulls)) if nulls else msgspec.Raw()
+        return stats
     except msgspec.MsgspecError:
         return _NO_STATS
 

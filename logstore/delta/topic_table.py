@@ -13,8 +13,9 @@ from typing import Self
 import structlog
 
 from logstore.delta.actions import DROP_FOREIGN_FILES
+from logstore.delta.columns import ChangedColumns, ColumnChange, changed_columns
 from logstore.delta.committer import Committer, Plan, commit_info
-from logstore.delta.first_entry import first_entry
+from logstore.delta.first_entry import first_entry, schema_string_of
 from logstore.delta.log_repair import repair_log
 from logstore.delta.maintenance import is_checkpoint_due, write_checkpoint
 from logstore.delta.preconditions import (
@@ -93,7 +94,7 @@ class TopicTable:
         config_overrides: Mapping[str, str],
         layout: TableLayout = PLAIN_LAYOUT,
     ) -> Self:
-        """Create the table of a new topic. ``layout`` is ``layout_of`` the topic. A crash leaves no half topic."""
+        """Create the table of a new topic. ``layout`` is ``new_layout`` of the topic. A crash leaves no half topic."""
         check_partition_count(num_partitions)
         configuration = {
             **DELTA_PROPERTIES,
@@ -104,7 +105,9 @@ class TopicTable:
         }
         info = commit_info("create", new_uuid().hex)
         try:
-            entry = first_entry(layout.table_schema, configuration, num_partitions, info, root.clock.now_ms())
+            entry = first_entry(
+                schema_string_of(layout.table_schema), configuration, num_partitions, info, root.clock.now_ms()
+            )
             files = root.create(name, entry)
         except FileExistsError as error:
             raise TopicExistsError(f"Topic {name!r} already exists") from error
@@ -416,6 +419,24 @@ class TopicTable:
 
         with self._lock:
             return self._committer.commit(plan)
+
+    def change_columns(self, change: ColumnChange) -> ChangedColumns | None:
+        """Add and retire declared columns in one commit, and return what changed; None if nothing did. Raises
+        InvalidConfigError, and the errors of ``Committer.commit``.
+        """
+        changed: ChangedColumns | None = None
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            nonlocal changed
+            changed = changed_columns(self.files.name, snapshot.table.meta_data, change)
+            if changed is None:
+                return None
+            details = {"added_columns": len(changed.added), "retired_columns": len(changed.retired)}
+            return Plan("change-columns", meta_data=changed.meta_data, details=details)
+
+        with self._lock:
+            self._committer.commit(plan)
+        return changed
 
     def drop_foreign_files(self) -> tuple[str, ...]:
         """Remove unserved files of other writers from the table (``foreign_removals``), and return their paths. They

@@ -30,6 +30,7 @@ from logstore.delta.table_features import (
     columns_in_the_way,
     matches,
     of_readers,
+    remedy_of_unknown,
 )
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError
@@ -74,7 +75,8 @@ def features_to_take_back(snapshot: TopicSnapshot, feature: str | None) -> tuple
     for name in sorted(wanted):
         known = FEATURES.get(name)
         if known is None:
-            raise CommitRefusedError(f"{snapshot.location}: this release does not know the feature {name}")
+            unknown = f"{snapshot.location}: this release does not know the feature {name}"
+            raise CommitRefusedError(f"{unknown}. {remedy_of_unknown([name])}")
         if known.irremovable is not None:
             raise CommitRefusedError(f"{snapshot.location}: {known.words} cannot be taken back: {known.irremovable}")
         if (why := columns_in_the_way(name, snapshot.table)) is not None:
@@ -200,11 +202,11 @@ def _rewrite(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: Top
             f"drop-foreign-files {topic} first"
         )
     joined: list[tuple[MergeGroup, Segment]] = []
-    for partition, state in snapshot.partitions.items():
+    for partition in snapshot.partitions:
         files = snapshot.segments(partition)
         for file in sharing(files, {path for one in files for path in one.masked_paths}):
             group = MergeGroup(partition, (file,), file.base_offset)
-            task = merge_task(group, topic, table.files.uri, state, config, now_ms)
+            task = merge_task(group, topic, table.files.uri, snapshot, config, now_ms)
             joined.append((group, write_here(len(joined), task, files=table.files).segment))
     done = table.commit_rewrites(merge_parts(joined), data_change=False, operation=MERGE, taking_back=True)
     for error in done.refused.values():

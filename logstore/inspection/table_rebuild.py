@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from logstore.delta.actions import Add, Protocol
+from logstore.delta.columns import columns_beside, joined_schema
 from logstore.delta.committer import commit_info
-from logstore.delta.first_entry import first_entry
+from logstore.delta.first_entry import first_entry, schema_string_of
 from logstore.delta.log_check import LogRemains, read_remains
 from logstore.delta.removed_files import is_vector_file
 from logstore.delta.schema import (
@@ -35,7 +36,7 @@ from logstore.delta.schema import (
     add_action,
     app_id,
 )
-from logstore.delta.table_features import BASE, DELETION_VECTORS, FEATURES, features_of, matches
+from logstore.delta.table_features import BASE, DELETION_VECTORS, FEATURES, features_of, fields_of, matches
 from logstore.entropy import new_uuid
 from logstore.errors import CommitRefusedError, CorruptionError, LogStoreError
 from logstore.inspection.rebuild_plan import Candidate, Chain, newest_chain
@@ -45,7 +46,7 @@ from logstore.log.journal_tail import JournalTail
 from logstore.segments.checking import check_file
 from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.footer import ROLL, SegmentFooter
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import new_layout
 from logstore.segments.names import SegmentName, known_segment_name, parse_segment_name
 from logstore.segments.reader import read_footer, segment_from_file
 from logstore.segments.writer import Segment
@@ -103,6 +104,8 @@ class RebuildPlan:
     left_out: list[str]
     refusals: list[str]
     warnings: list[str]
+    #: The columns of the table.
+    schema_string: str = ""
     #: Files of another writer that the old log names, with its actions.
     foreign: dict[str, Add] = field(default_factory=dict)
     #: Deletion vectors that the old log gives to segments; the new log gives them the same.
@@ -145,6 +148,7 @@ def plan_rebuild(
     in_journal = [partition for topic_id, partition in tails if topic_id == plan.topic_id]
     count = _partition_count(remains, found, in_journal, known, plan)
     plan.properties = _properties(files.name, remains, known, count, plan)
+    plan.schema_string = _schema_string(files.name, remains, found, plan)
     for partition in range(count):
         here = found.get(partition, _Found())
         tail = tails.get((plan.topic_id, partition))
@@ -178,11 +182,11 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
     row_ids: dict[str, None] = dict.fromkeys(("base_row_id", "default_row_commit_version"))
     added += (msgspec.structs.replace(action, **row_ids) for action in plan.foreign.values())
     info = commit_info(OPERATION, new_uuid().hex, {"added_segments": len(added)})
-    schema, count = layout_of(plan.topic).table_schema, len(plan.partitions)
+    count = len(plan.partitions)
     masked = any(action.deletion_vector is not None for action in added)
     protocol = _WITH_VECTORS if masked else Protocol(*PROTOCOL)
     entry = first_entry(
-        schema,
+        plan.schema_string,
         plan.properties,
         count,
         info,
@@ -274,7 +278,7 @@ def _partition_count(
 
 
 def _properties(name: str, remains: LogRemains, known: Known, partitions: int, plan: RebuildPlan) -> dict[str, str]:
-    properties = {**DELTA_PROPERTIES, LOG_RETENTION_PROPERTY: layout_of(name).log_retention}
+    properties = {**DELTA_PROPERTIES, LOG_RETENTION_PROPERTY: new_layout(name).log_retention}
     if remains.meta_data is None:
         plan.warnings.append(
             "the Delta log does not tell the topic's configuration any more: what is not given with --config has its "
@@ -291,6 +295,21 @@ def _properties(name: str, remains: LogRemains, known: Known, partitions: int, p
     properties.pop(FORBIDDEN_PROPERTY, None)
     properties |= {PROPERTY_PREFIX + key: value for key, value in known.configs.items()}
     return properties | {TOPIC_PROPERTY: name, PARTITIONS_PROPERTY: str(partitions)}
+
+
+def _schema_string(name: str, remains: LogRemains, found: Mapping[int, _Found], plan: RebuildPlan) -> str:
+    """Return the columns of the topic, those that are declared, and those of others that need no table feature."""
+    fields = fields_of(schema_string_of(new_layout(name).table_schema))
+    if remains.meta_data is None:
+        if any(footer.columns for here in found.values() for _, footer in here.readable.values()):
+            plan.warnings.append(
+                "the topic had declared columns, which the Delta log does not tell any more: declare them again with "
+                f"logstore topic columns set {name}"
+            )
+        return joined_schema(fields)
+    kept, left_out = columns_beside(name, remains.meta_data)
+    plan.warnings += (f"{what}: it is left out" for what in left_out)
+    return joined_schema([*fields, *kept])
 
 
 def _of_feature(name: str) -> bool:

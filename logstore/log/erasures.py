@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.records.erasure_record import ErasedPartition, Erasure, exact_hash, parse_hashes, seed_of
+from logstore.records.key_texts import canonical_keys, respelled_rows
 from logstore.records.log_batches import int64_values
 from logstore.records.murmur2 import murmur2_column
 from logstore.records.where.evaluation import Where
@@ -59,7 +60,17 @@ class HashedKeys:
         self._quick, self._exact = parse_hashes(hashes)
 
     def mask(self, keys: pa.BinaryArray) -> Mask:
-        """Mark the keys that belong to the erasure; a null key never does."""
+        """Mark the keys that belong to the erasure; a null key never does.
+
+        A key that is a JSON string belongs to it if the canonical text of this string was hashed.
+        """
+        found = self._hashed(keys)
+        rows = respelled_rows(keys)
+        if len(rows):
+            found[rows] |= self._hashed(canonical_keys(keys.take(pa.array(rows))))
+        return found
+
+    def _hashed(self, keys: pa.BinaryArray) -> Mask:
         quick = murmur2_column(keys, self._seed)
         at = np.searchsorted(self._quick, quick)
         found: Mask = self._quick[np.minimum(at, len(self._quick) - 1)] == quick

@@ -33,8 +33,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from logstore.delta.columns import layout_of
 from logstore.delta.preconditions import RewritePart
-from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.segments.merge import Source, WriteTask
 from logstore.segments.names import known_segment_name
 from logstore.segments.writer import Segment
@@ -99,12 +100,13 @@ def merge_task(
     group: MergeGroup,
     topic: str,
     table: str,
-    state: PartitionState,
+    snapshot: TopicSnapshot,
     config: TopicConfig,
     now_ms: int,
     operation: str = MERGE,
 ) -> WriteTask:
     """Return the task that joins a group. ``table`` is its files' ``uri``, ``operation`` that of the new segment."""
+    state = snapshot.partitions[group.partition]
     return WriteTask(
         topic=topic,
         table=table,
@@ -118,6 +120,7 @@ def merge_task(
         idempotency_window_ms=config.idempotency_window_ms,
         first_dirty=state.cleaned,
         now_ms=now_ms,
+        layout=layout_of(topic, snapshot),
     )
 
 

@@ -10,6 +10,7 @@ to the next attempt, which commits the same ones: a table that accepts no commit
 import asyncio
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
@@ -19,6 +20,7 @@ from typing import TypeVar
 import structlog
 
 from logstore.clock import Clock
+from logstore.delta.columns import layout_of
 from logstore.delta.topic_table import RollPart
 from logstore.errors import (
     CommitConflictError,
@@ -42,10 +44,10 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.producer_state import counted_at
 from logstore.log.table_follower import TableFollower
 from logstore.log.topic import Topic
-from logstore.observability import ROLL_SECONDS, ROLLS
+from logstore.observability import COLUMN_MISFITS, ROLL_SECONDS, ROLLS
 from logstore.records.batch_identity import unpack_batches
 from logstore.records.transactions import Marker
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import TableLayout
 from logstore.segments.offset_ranges import OffsetRanges, join_ranges
 from logstore.segments.reader import verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
@@ -61,6 +63,7 @@ _READ_FRAMES = 128
 # The pause between chunks of many small frames, which cost more of the interpreter's time than their bytes do.
 _PAUSE_S = 0.002
 _ATTEMPTS = 5
+_MISFITS_LOGGED_S = 60
 # The threads have a tenth of the weight of other threads. It is enough, because those often wait for the disk.
 _NICENESS = 10
 
@@ -129,6 +132,9 @@ class Roller:
         self._running: set[asyncio.Task[object]] = set()
         #: Parts that are written, but not known to be committed, by topic and partition.
         self._uncommitted: dict[Topic, dict[int, RollPart]] = {}
+        #: The records without columns that no line of the log has counted yet, and the times of the last lines.
+        self._misfits: dict[Topic, int] = {}
+        self._misfits_logged: dict[Topic, float] = {}
 
     async def roll(self, topic: Topic, select: Callable[[PartitionLog], bool] = lambda _: True) -> RollResult:
         """Seal everything committed so far of the partitions that ``select`` picks and that are led here; return when
@@ -183,6 +189,8 @@ class Roller:
     def forget(self, topic: Topic) -> None:
         """Forget the topic, as it was deleted."""
         self._uncommitted.pop(topic, None)
+        self._misfits.pop(topic, None)
+        self._misfits_logged.pop(topic, None)
 
     async def _roll(self, topic: Topic, select: Callable[[PartitionLog], bool]) -> RollResult:
         async with topic.commit_lock:
@@ -267,9 +275,21 @@ class Roller:
             records=sum(part.end_offset - part.base_offset for part in parts if part.partition not in refused),
             seconds=round(self._clock.monotonic() - began, 3),
         )
+        self._count_misfits(topic, [part for part in parts if part.partition in sealed])
         for partition, error in refused.items():
             log.error("roll.refused", topic=topic.name, partition=partition, error=str(error))
         return refused
+
+    def _count_misfits(self, topic: Topic, parts: Sequence[RollPart]) -> None:
+        count = sum(segment.misfits for part in parts for segment in part.segments)
+        if not count:
+            return
+        COLUMN_MISFITS.count(topic, count)
+        self._misfits[topic] = self._misfits.get(topic, 0) + count
+        now = self._clock.monotonic()
+        if now >= self._misfits_logged.get(topic, -math.inf) + _MISFITS_LOGGED_S:
+            self._misfits_logged[topic] = now
+            log.warning("roll.misfits", topic=topic.name, records=self._misfits.pop(topic), see="value_error")
 
     def _seal(self, partition_log: PartitionLog, offset: int) -> None:
         # Another broker may lead by now, and this log may be shorter than the range it has rolled, because its end was
@@ -282,14 +302,14 @@ class Roller:
         """Write all files or none: a failed write leaves no file. Raises StorageFullError, StorageError and
         JournalRangeFreedError.
         """
-        codec = topic.config.segment_codec
+        codec, layout = topic.config.segment_codec, layout_of(topic.name, topic.snapshot)
         parts: list[RollPart] = []
         written: list[Segment] = []
         try:
             for span in spans:
                 first = len(written)
                 for piece in span.pieces:
-                    segment = self._write_piece(topic, span, piece, codec)
+                    segment = self._write_piece(topic, span, piece, codec, layout)
                     written.append(segment)
                 segments = tuple(written[first:])
                 parts.append(RollPart(span.partition, span.base_offset, span.end_offset, span.leader_epoch, segments))
@@ -300,7 +320,7 @@ class Roller:
             raise
         return parts
 
-    def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str) -> Segment:
+    def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str, layout: TableLayout) -> Segment:
         with SegmentWriter(
             topic.table.files,
             span.partition,
@@ -308,7 +328,7 @@ class Roller:
             piece.end_offset,
             span.leader_epoch,
             codec,
-            layout=layout_of(topic.name),
+            layout=layout,
         ) as writer:
             append_time_ms = 0
             is_append_time = False

@@ -425,8 +425,7 @@ def _write(
     groups = [MergeGroup(partition, (file,), file.base_offset) for partition, file in found]
 
     def write(number: int, group: MergeGroup, rows: Rows) -> Segment:
-        state = snapshot.partitions[group.partition]
-        task = merge_task(group, topic, files.uri, state, config, now_ms, ERASE)
+        task = merge_task(group, topic, files.uri, snapshot, config, now_ms, ERASE)
         segment = write_here(number, task, _Without(rows), files=files).segment
         progress.files_done += 1
         return segment

@@ -20,6 +20,7 @@ _FORMATS = (FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS)
 _PREFIX = "logstore."
 _FORGOTTEN = "producers_forgotten_up_to"
 _LOG_APPEND_TIMES = "log_append_times"
+_COLUMNS = "columns"
 
 #: The ``operation`` of a segment that a roll writes from the journal; jobs have other names.
 ROLL = "roll"
@@ -42,7 +43,7 @@ class SegmentFooter:
     ``log_append_times`` has the offsets of records whose timestamps are append times (message.timestamp.type was
     LogAppendTime); other records have their producers' timestamps. ``producers_forgotten_up_to`` is the highest id of a
     producer that was forgotten by then, or did not begin at sequence 0 (-1: none was); None if the file does not have
-    it.
+    it. ``columns`` is the fingerprint of the schema whose columns the file has; None without declared columns.
     """
 
     partition: int
@@ -59,6 +60,7 @@ class SegmentFooter:
     markers: tuple[Marker, ...] = ()
     producers_forgotten_up_to: int | None = None
     log_append_times: OffsetRanges = ()
+    columns: str | None = None
 
 
 def encode_footer(footer: SegmentFooter) -> dict[str, str]:
@@ -83,6 +85,7 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
         **(transactions if has_transactions else {}),
         **({f"{_PREFIX}{_LOG_APPEND_TIMES}": json.dumps(times)} if (times := footer.log_append_times) else {}),
         **({} if forgotten is None else {f"{_PREFIX}{_FORGOTTEN}": str(forgotten)}),
+        **({} if footer.columns is None else {f"{_PREFIX}{_COLUMNS}": footer.columns}),
     }
 
 
@@ -132,6 +135,7 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             markers=markers_from_rows(json.loads(rows[1])),
             log_append_times=_offset_ranges(text.get(_LOG_APPEND_TIMES)),
             producers_forgotten_up_to=int(forgotten) if (forgotten := text.get(_FORGOTTEN)) is not None else None,
+            columns=text.get(_COLUMNS),
         )
     except _MALFORMED as error:
         raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error

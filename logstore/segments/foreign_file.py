@@ -148,13 +148,22 @@ class ForeignFile:
         return " and ".join(source.parquet.place for source in self._sources)
 
     @property
-    def stored_groups(self) -> list[int | None]:
-        """For each of ``groups`` the stored row group with the same rows; None if there is none, because rows of it are
-        deleted or in another order.
+    def stored_groups(self) -> list[tuple[int, bool]]:
+        """For each of ``groups`` the stored row group that has its rows, and whether it also has deleted rows. Empty if
+        the rows are in another order than stored.
         """
         if self._order is not None:
-            return [None] * len(self.groups)
-        return [None if source.has_deleted(group) else group for source, group, _ in self._stored]
+            return []
+        return [(group, source.has_deleted(group)) for source, group, _ in self._stored]
+
+    def kept_rows(self, index: int) -> tuple[int, npt.NDArray[np.bool_] | None] | None:
+        """Return the stored row group that has the rows of one of ``groups``, in their order, and which of its rows are
+        not deleted (None: all); None if there is no such row group.
+        """
+        if self._order is not None:
+            return None
+        source, group, _ = self._stored[index]
+        return group, source.kept_rows(group)
 
     @property
     def order_bytes(self) -> int:
@@ -162,19 +171,19 @@ class ForeignFile:
         vectors = sum(source.deleted_bytes for source in self._sources)
         return 1024 + 256 * len(self.groups) + vectors + (0 if self._order is None else self._order.nbytes)
 
-    def batches(self, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one of ``groups``, ``rows`` at a time. Raises FileNotFoundError, OSError,
-        CorruptionError.
+    def batches(self, index: int, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one of ``groups``, ``rows`` at a time, with columns of the log and of the table. Raises
+        FileNotFoundError, OSError, CorruptionError.
         """
         if self._order is None:
             source, group, _ = self._stored[index]
-            yield from source.batches(group, columns, rows)
+            yield from source.batches(group, schema, rows)
             return
-        whole = self._sorted_run(index, columns)
+        whole = self._sorted_run(index, schema)
         for at in range(0, whole.num_rows, rows):
             yield whole.slice(at, rows)
 
-    def _sorted_run(self, index: int, columns: Sequence[str]) -> pa.RecordBatch:
+    def _sorted_run(self, index: int, schema: pa.Schema) -> pa.RecordBatch:
         assert self._order is not None
         wanted = self._order[index * self._run_rows : (index + 1) * self._run_rows]
         in_file = np.sort(wanted)
@@ -183,7 +192,7 @@ class ForeignFile:
         for (source, group, first), end in zip(self._stored, ends, strict=True):
             low, high = np.searchsorted(in_file, (first, end))
             if low < high:
-                found += source.rows(group, columns, in_file[low:high] - np.uint32(first))
+                found += source.rows(group, schema, in_file[low:high] - np.uint32(first))
         table = pa.Table.from_batches(found).take(pa.array(np.searchsorted(in_file, wanted)))
         (batch,) = table.combine_chunks().to_batches()
         return batch
@@ -214,7 +223,7 @@ def stored_batches(files: TableFiles, path: str, columns: Sequence[str]) -> Iter
     """
     source = _Source(files, path, None)
     for group in range(source.parquet.metadata.num_row_groups):
-        yield from source.batches(group, columns, ROW_GROUP_ROWS_MAX)
+        yield from source.batches(group, _of_log(columns), ROW_GROUP_ROWS_MAX)
 
 
 class _Source:
@@ -241,10 +250,22 @@ class _Source:
         low, high = self._first_rows[group : group + 2]
         return not self._deleted.isdisjoint(BitMap64(range(low, high)))
 
+    def kept_rows(self, group: int) -> npt.NDArray[np.bool_] | None:
+        """Return which rows of the row group are not deleted; None if none is."""
+        return self._kept(*self._first_rows[group : group + 2])
+
+    def _kept(self, low: int, high: int) -> npt.NDArray[np.bool_] | None:
+        gone = self._deleted & BitMap64(range(low, high))
+        if not gone:
+            return None
+        kept = np.ones(high - low, dtype=bool)
+        kept[np.array(gone.to_array(), dtype=np.int64) - low] = False
+        return kept
+
     def scan(self) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield offsets and timestamps (ms) of each row group."""
         for group in range(self.parquet.metadata.num_row_groups):
-            read = list(self.batches(group, _NEEDED, ROW_GROUP_ROWS_MAX))
+            read = list(self.batches(group, _of_log(_NEEDED), ROW_GROUP_ROWS_MAX))
             columns = (
                 np.concatenate(
                     [np.empty(0, np.int64), *(batch.column(name).cast(pa.int64()).to_numpy() for batch in read)]
@@ -253,24 +274,23 @@ class _Source:
             )
             yield (group, *columns)  # type: ignore[misc]
 
-    def batches(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, group: int, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the records of a row group, up to ``rows`` at a time."""
         at = self._first_rows[group]
-        for batch in self.parquet.read(group, columns, rows):
+        for batch in self.parquet.read(group, schema.names, rows):
             # The batch is converted first, because Arrow cannot take rows of every type that others write.
-            records = _as_log(self.parquet, batch, columns)
-            if gone := self._deleted & BitMap64(range(at, at + batch.num_rows)):
-                stays = np.ones(batch.num_rows, dtype=bool)
-                stays[np.array(gone.to_array(), dtype=np.int64) - at] = False
-                records = records.filter(pa.array(stays))
+            records = _converted(self.parquet, batch, schema)
+            kept = self._kept(at, at + batch.num_rows)
+            if kept is not None:
+                records = records.filter(pa.array(kept))
             at += batch.num_rows
             if records.num_rows:
                 yield records
 
-    def rows(self, group: int, columns: Sequence[str], wanted: npt.NDArray[np.uint32]) -> Iterator[pa.RecordBatch]:
+    def rows(self, group: int, schema: pa.Schema, wanted: npt.NDArray[np.uint32]) -> Iterator[pa.RecordBatch]:
         """Yield records of a row group by their rising numbers among its records."""
         at = 0
-        for batch in self.batches(group, columns, _ROWS_AT_ONCE):
+        for batch in self.batches(group, schema, _ROWS_AT_ONCE):
             low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
             if low < high:
                 yield batch.take(pa.array(wanted[low:high] - np.uint32(at)))
@@ -279,9 +299,12 @@ class _Source:
                 return
 
 
-def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the batch with the types of LOG_SCHEMA. A column that the file leaves out is null, as in Delta."""
-    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+def _of_log(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+
+
+def _converted(file: ParquetFile, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with the types of ``schema``. A column that the file leaves out is null, as in Delta."""
     arrays = []
     for field in schema:
         if field.name not in batch.schema.names:
@@ -293,8 +316,8 @@ def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) ->
         if column.null_count and not field.nullable:
             raise _not_records(file, f"{field.name} is null in it")
         try:
-            # The cast is not safe for timestamps, because others may have microseconds, which are cut off.
-            arrays.append(column.cast(field.type, safe=field.name != "timestamp"))
+            # The cast is not safe for timestamps, because others may have finer units, which are cut off.
+            arrays.append(column.cast(field.type, safe=not pa.types.is_timestamp(field.type)))
         except pa.ArrowException as error:
             raise damaged(file.place, error) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

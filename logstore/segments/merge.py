@@ -2,13 +2,13 @@
 the store itself.
 
 Invariants: the sources are read whole, as the plan saw them, or the work fails; a record keeps its offset, timestamp,
-key, value and headers; the footer has the state at the end of the last source, as if the range had been rolled at once.
-It is unknown whose timestamps the records of another writer's file have, so they count as the producers'. Work that
-fails or is given up leaves at worst a file that no commit names.
+key, value and headers, and what others have put into columns of theirs; the footer has the state at the end of the last
+source, as if the range had been rolled at once. It is unknown whose timestamps the records of another writer's file
+have, so they count as the producers'. Work that fails or is given up leaves at worst a file that no commit names.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -20,10 +20,10 @@ from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.foreign_names import is_file
 from logstore.segments.inherited_state import FOREIGN
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import TableLayout
 from logstore.segments.null_counts import null_values
 from logstore.segments.offset_ranges import join_ranges
-from logstore.segments.reader import read_footer, read_row_group, row_groups
+from logstore.segments.reader import column_names, read_footer, read_row_group, row_groups
 from logstore.segments.value_sizes import are_incompressible
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import TableFiles, open_table
@@ -55,6 +55,8 @@ class WriteTask:
     Compaction drops tombstones that were first compacted ``delete_retention_ms`` ago or earlier; None drops none. The
     record of these times is continued: offsets below ``first_dirty`` were compacted before; without an entry, at
     ``now_ms`` at the latest. Idempotency keys that are ``idempotency_window_ms`` old by then are left out.
+
+    ``layout`` is that of the table when the work was planned. A file is right with the layout of any version.
     """
 
     topic: str
@@ -70,6 +72,7 @@ class WriteTask:
     first_dirty: int = 0
     now_ms: int = 0
     delete_retention_ms: int | None = None
+    layout: TableLayout = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def write_segment(
     # It must not create a table: one that was deleted meanwhile must not come back.
     files = files or open_table(task.table)
     footers = [read_footer(files, source.path, source.partition) for source in task.sources]
+    layout = task.layout.carrying(_columns_of_others(files, task))
     last = footers[-1]
     end_offset = last.end_offset if task.end_offset is None else task.end_offset
     if last.end_offset > end_offset:
@@ -147,15 +151,16 @@ def write_segment(
         end_offset,
         last.leader_epoch,
         task.codec,
-        layout=layout_of(task.topic),
+        layout=layout,
         distinct_keys=task.delete_retention_ms is not None,
         raw_values=are_incompressible(files, [source.path for source in task.sources], task.codec),
     ) as writer:
         for source, footer in zip(task.sources, footers, strict=True):
-            for batch in _records(files, source, kept, pace):
+            copied = _copied(layout, footer)
+            for batch in _records(files, source, kept, pace, copied):
                 records = _from_log_start(batch, task.log_start)
                 lasting = _without_expired(records, task, footer)
-                writer.write(lasting)
+                writer.write(layout.with_columns(lasting) if copied or layout.fingerprint else lasting)
                 expired += records.num_rows - lasting.num_rows
         segment = writer.finish(
             last.leader_epochs,
@@ -177,18 +182,35 @@ def other_count(files: TableFiles, source: Source, found: int) -> CorruptionErro
     return CorruptionError(f"{files.where(source.path)} holds {found} records; the Delta log says {source.num_records}")
 
 
-def _records(files: TableFiles, source: Source, kept: KeptRows | None, pace: Callable[[int], None]) -> Batches:
-    """Yield the records of a source that are kept, a row group at a time; groups without any are not read."""
+def _columns_of_others(files: TableFiles, task: WriteTask) -> set[str]:
+    """Return the names of all columns of the sources, if others have added columns to the table."""
+    if not task.layout.others.names:
+        return set()
+    return {name for source in task.sources for name in column_names(files, source.path)}
+
+
+def _copied(layout: TableLayout, footer: SegmentFooter) -> list[pa.Field]:
+    """Return the columns that are copied from a source, beside those of the log."""
+    is_derived = layout.fingerprint is not None and footer.columns == layout.fingerprint
+    return [*(layout.extra if is_derived else ()), *layout.carried]
+
+
+def _records(
+    files: TableFiles, source: Source, kept: KeptRows | None, pace: Callable[[int], None], copied: Sequence[pa.Field]
+) -> Batches:
+    """Yield the records of a source that are kept, with ``copied`` columns behind them, a row group at a time; groups
+    without any are not read.
+    """
     row = source.first_row
     for group in row_groups(files, source.path):
         if kept is None:
             pace(group.stored_bytes)
-            yield read_row_group(files, source.path, group.index)
+            yield read_row_group(files, source.path, group.index, more=copied)
         else:
             rows = kept.take(row + group.num_rows) - row
             if len(rows):
                 pace(group.stored_bytes)
-                yield _kept(read_row_group(files, source.path, group.index), rows)
+                yield _kept(read_row_group(files, source.path, group.index, more=copied), rows)
         row += group.num_rows
     if row - source.first_row != source.num_records:
         raise other_count(files, source, row - source.first_row)

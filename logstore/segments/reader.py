@@ -5,16 +5,19 @@ Invariant: returned records have rising offsets and LOG_SCHEMA; anything else is
 Memory is bounded by one row group; in parts, by its compressed bytes and a few MiB.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from logstore.errors import CorruptionError
+from logstore.kafka_batches.plain_pages import PAGE_CODEC
 from logstore.limits import MIB
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
+from logstore.segments.chunk_memory import ChunkMemory
+from logstore.segments.column_statistics import column_statistics
 from logstore.segments.footer import SegmentFooter, is_segment, log_append_times
 from logstore.segments.foreign_file import ForeignFile, open_foreign
 from logstore.segments.foreign_names import foreign_records, is_file
@@ -23,10 +26,12 @@ from logstore.segments.names import known_segment_name, parse_segment_name, part
 from logstore.segments.offset_ranges import OffsetRanges
 from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.row_group import RowGroup
+from logstore.segments.value_pages import DECODED, PagedRowGroup, read_value_pages
 from logstore.segments.writer import Segment
 from logstore.table_files import TableFiles
 
 _BATCH_BYTES = MIB
+_DECODED_SCHEMA = pa.schema([LOG_SCHEMA.field(name) for name in DECODED])
 
 
 def read_footer(files: TableFiles, name: str, partition: int | None = None) -> SegmentFooter:
@@ -64,6 +69,7 @@ def segment_from_file(files: TableFiles, name: str) -> Segment:
         min_timestamp_us=min((group.min_timestamp_ms for group in groups), default=-1) * 1000,
         max_timestamp_us=max((group.max_timestamp_ms for group in groups), default=-1) * 1000,
         operation=footer.operation,
+        columns=column_statistics(file.metadata),
     )
 
 
@@ -106,20 +112,28 @@ def find_segments(files: TableFiles, partition: int, start: int, end: int) -> Fo
 
 
 class SegmentIndex(NamedTuple):
-    """The row groups of a segment, and ``SegmentFooter.log_append_times``."""
+    """The row groups of a segment, and ``SegmentFooter.log_append_times``. ``file`` is the segment, open; None if the
+    records are those of another writer's file, or of several files.
+    """
 
     groups: tuple[RowGroup, ...]
     log_append_times: OffsetRanges
+    file: ParquetFile | None
+
+    @property
+    def num_bytes(self) -> int:
+        """About the memory that it takes: parsed, a footer takes some ten times its bytes."""
+        return 1024 + 512 * len(self.groups) + (0 if self.file is None else 10 * self.file.metadata.serialized_size)
 
 
 def read_index(files: TableFiles, name: str) -> SegmentIndex:
     """Read the row groups, as ``row_groups`` does, and the append times."""
     path = _segment_of(files, name)
     if path is None:
-        return SegmentIndex(open_foreign(files, name).groups, ())
+        return SegmentIndex(open_foreign(files, name).groups, (), None)
     file = open_parquet(files, path)
     groups = _row_groups(file) if path == name else open_foreign(files, name).groups
-    return SegmentIndex(groups, log_append_times(file.metadata.metadata or {}, file.place))
+    return SegmentIndex(groups, log_append_times(file.metadata.metadata or {}, file.place), file)
 
 
 def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
@@ -129,19 +143,33 @@ def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
     return read_index(files, name).groups
 
 
+def column_names(files: TableFiles, name: str) -> set[str]:
+    """Return the names of all columns of the files that have the records. Raises FileNotFoundError, OSError and
+    CorruptionError.
+    """
+    paths = (name,) if is_file(name) else foreign_records(name).paths
+    schemas = (open_parquet(files, path).metadata.schema for path in paths)
+    return {schema.column(leaf).path.split(".")[0] for schema in schemas for leaf in range(len(schema))}
+
+
 def read_row_group(
-    files: TableFiles, name: str, index: int, columns: Sequence[str] = LOG_SCHEMA.names
+    files: TableFiles,
+    name: str,
+    index: int,
+    columns: Sequence[str] = LOG_SCHEMA.names,
+    more: Iterable[pa.Field] = (),
 ) -> pa.RecordBatch:
     """Read one row group as one batch of ``columns``, which include ``offset``, in the order and with the types of
-    LOG_SCHEMA. Raises FileNotFoundError, OSError, and CorruptionError if it does not read back.
+    LOG_SCHEMA, and behind them ``more`` columns of the table, null where the file does not have them. Raises
+    FileNotFoundError, OSError, and CorruptionError if it does not read back.
     """
+    schema = pa.schema([*(field for field in LOG_SCHEMA if field.name in columns), *more])
     if (foreign := _foreign(files, name)) is not None:
-        schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
-        parts = foreign.batches(index, schema.names, foreign.groups[index].num_rows)
+        parts = foreign.batches(index, schema, foreign.groups[index].num_rows)
         (whole,) = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
         return whole
     file = open_parquet(files, name)
-    batches = list(_batches(file, index, columns, file.metadata.row_group(index).num_rows))
+    batches = list(_batches(file, index, schema, file.metadata.row_group(index).num_rows))
     if len(batches) != 1:
         raise CorruptionError(f"{file.where(index)}: {len(batches)} batches where one is expected")
     return batches[0]
@@ -152,9 +180,31 @@ def row_group_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read like ``read_row_group``, but yield about 1 MiB at a time."""
     rows = max(1, group.num_rows * _BATCH_BYTES // max(group.encoded_bytes, 1))
+    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
     if (foreign := _foreign(files, name)) is not None:
-        return foreign.batches(group.index, [name for name in LOG_SCHEMA.names if name in columns], rows)
-    return _batches(open_parquet(files, name), group.index, columns, rows)
+        return foreign.batches(group.index, schema, rows)
+    return _batches(open_parquet(files, name), group.index, schema, rows)
+
+
+def read_paged(
+    files: TableFiles, name: str, index: SegmentIndex, group: RowGroup, memory: ChunkMemory
+) -> PagedRowGroup | None:
+    """Read a row group of the segment ``name``, masked or not, with the pages of its values in ``memory``; None if they
+    cannot be taken as they are, or if this process has no library for it. Raises FileNotFoundError, OSError, and
+    CorruptionError if it does not read back.
+    """
+    file = index.file
+    if PAGE_CODEC is None or file is None or not file.chain:
+        return None
+    stored = (group.index, None) if is_file(name) else open_foreign(files, name).kept_rows(group.index)
+    if stored is None:
+        return None
+    row_group, kept = stored
+    values = read_value_pages(PAGE_CODEC, file, row_group, memory)
+    if values is None:
+        return None
+    batches = list(_batches(file, row_group, _DECODED_SCHEMA, file.metadata.row_group(row_group).num_rows))
+    return PagedRowGroup(batches[0], kept, values) if len(batches) == 1 else None
 
 
 def _foreign(files: TableFiles, name: str) -> ForeignFile | None:
@@ -178,11 +228,14 @@ def _segment_of(files: TableFiles, name: str) -> str | None:
     return name
 
 
-def _batches(file: ParquetFile, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+def _batches(file: ParquetFile, index: int, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+    more = [field for field in schema if field.name not in LOG_SCHEMA.names]
     before = -1
     for batch in file.read(index, schema.names, rows):
         try:
+            for field in more:
+                if field.name not in batch.schema.names:
+                    batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))  # noqa: PLW2901
             batch = batch.select(schema.names).cast(schema)  # noqa: PLW2901
         except (pa.ArrowException, KeyError) as error:
             raise damaged(file.where(index), error) from error

@@ -19,10 +19,12 @@ import pyarrow.parquet as pq
 from logstore.crc32c import crc32c
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.batch_identity import RememberedBatch
+from logstore.records.columns.schema import VALUE_ERROR
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
 from logstore.records.transactions import Marker, OpenTransaction
 from logstore.segments import checksums
+from logstore.segments.column_statistics import ColumnStatistics, column_statistics
 from logstore.segments.footer import ROLL, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
@@ -37,7 +39,7 @@ _PARQUET_CODECS = {"uncompressed": "none"}
 class Segment:
     """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps are in µs.
     ``operation`` wrote it: a roll, or a job from other segments. Without a record its smallest and largest offsets are
-    -1, and its timestamps -1 ms.
+    -1, and its timestamps -1 ms. ``columns`` are the statistics of its declared columns.
     """
 
     path: str
@@ -52,6 +54,12 @@ class Segment:
     min_timestamp_us: int
     max_timestamp_us: int
     operation: str = ROLL
+    columns: tuple[ColumnStatistics, ...] = ()
+
+    @property
+    def misfits(self) -> int:
+        """The number of records that have a reason in place of their columns."""
+        return sum(self.num_records - column.nulls for column in self.columns if column.path == (VALUE_ERROR,))
 
 
 class _Sink(io.RawIOBase):
@@ -66,6 +74,8 @@ class _Sink(io.RawIOBase):
         self._crc_at: dict[int, int] = {}
         #: The bytes after the last row group, until they are complete.
         self._tail: bytearray | None = None
+        #: The footer, once it is written.
+        self.metadata: pq.FileMetaData | None = None
         self.discarding = False
 
     def writable(self) -> bool:
@@ -99,7 +109,8 @@ class _Sink(io.RawIOBase):
         page_index, footer = tail[:at], tail[at:]
         footer_at = data_end + at
         self._crc_at[footer_at] = crc32c(page_index, self._crc_at[data_end])
-        places = checksums.places(pq.read_metadata(pa.BufferReader(footer)), footer_at)
+        self.metadata = pq.read_metadata(pa.BufferReader(footer))
+        places = checksums.places(self.metadata, footer_at)
         self.write(page_index + checksums.with_chain([self._crc_at[place] for place in places[1:]], footer))
 
 
@@ -107,7 +118,7 @@ class SegmentWriter:
     """Use it as ``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(...)``.
 
     The file seals [base_offset, end_offset). ``codec`` is a value of ``compression.type`` or Parquet's name of it.
-    ``layout`` is the topic's (``layout_of``), and its extra columns are derived here. ``distinct_keys``: no key occurs
+    ``layout`` is that of the topic's table, and its extra columns are derived here. ``distinct_keys``: no key occurs
     twice, so a dictionary of keys would cost time and save nothing. ``raw_values``: the codec is known not to make
     values smaller, so they are written without it. Raises ValueError for an empty range, and OSError as the disk does.
     """
@@ -136,6 +147,7 @@ class SegmentWriter:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._num_records = self._row_groups = 0
+        self._null_arrays = {field.name: 0 for field in layout.extra if pa.types.is_list(field.type)}
         self._min_offset = self._max_offset = -1
         self._min_timestamp = self._max_timestamp = -1
         self._upload = files.create(self.path)
@@ -151,7 +163,8 @@ class SegmentWriter:
 
     def _open_parquet(self, codec: str, distinct_keys: bool, raw_values: bool) -> pq.ParquetWriter:
         codecs = {leaf: "none" if raw_values and leaf == "value" else codec for leaf in self._leaves}
-        dictionaries = ["headers.list.element.key", *self._layout.extra.names]
+        extra = _leaves(self._layout.extra)
+        dictionaries = ["headers.list.element.key", *extra, *_leaves(self._layout.carried)]
         return pq.ParquetWriter(
             self._sink,
             self._layout.segment_schema,
@@ -159,18 +172,18 @@ class SegmentWriter:
             write_page_index=True,
             write_page_checksum=True,
             # Min and max of large keys and values would only enlarge the footer and the page index.
-            write_statistics=["offset", "timestamp"],
+            write_statistics=["offset", "timestamp", *(extra if self._layout.fingerprint else ())],
             use_dictionary=dictionaries if distinct_keys else ["key", *dictionaries],
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a LOG_SCHEMA batch. Raises ValueError if its offsets do not rise from those written before, or leave
-        the range.
+        """Append a LOG_SCHEMA batch, or one with all columns of the layout (``row_schema``); all batches of a file have
+        the same schema. Raises ValueError if its offsets do not rise from those written before, or leave the range.
         """
         if batch.num_rows == 0:
             return
-        if not batch.schema.equals(LOG_SCHEMA):
+        if not batch.schema.equals(LOG_SCHEMA) and not batch.schema.equals(self._layout.row_schema):
             raise ValueError(f"a segment takes LOG_SCHEMA batches, not {batch.schema}")
         offsets, timestamps = batch.column("offset"), batch.column("timestamp")
         if offsets.null_count or timestamps.null_count:
@@ -225,6 +238,7 @@ class SegmentWriter:
             tuple(markers),
             producers_forgotten_up_to,
             log_append_times,
+            self._layout.fingerprint,
         )
         self._flush()
         self._files.reached("segment.half")
@@ -233,6 +247,8 @@ class SegmentWriter:
         self._sink.hold_tail()
         self._parquet.close()
         self._sink.write_tail()
+        assert self._sink.metadata is not None
+        statistics = column_statistics(self._sink.metadata, self._null_arrays) if self._layout.fingerprint else ()
         self._upload.finish()
         self._files.reached("segment.finished")
         return Segment(
@@ -248,6 +264,7 @@ class SegmentWriter:
             min_timestamp_us=self._min_timestamp * 1000,
             max_timestamp_us=self._max_timestamp * 1000,
             operation=operation,
+            columns=statistics,
         )
 
     def abort(self) -> None:
@@ -287,7 +304,10 @@ class SegmentWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        self._parquet.write_table(self._layout.to_segment(self._pending), row_group_size=ROW_GROUP_ROWS_MAX)
+        table = self._layout.to_segment(self._pending)
+        for name in self._null_arrays:
+            self._null_arrays[name] += table[name].null_count
+        self._parquet.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
         self._row_groups += 1
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 

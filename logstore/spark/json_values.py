@@ -28,6 +28,7 @@ NOT_JSON = "not one JSON document"
 NOT_OF_THE_SCHEMA = "does not fit the schema"
 #: JSON that Spark's VARIANT does not accept.
 NO_VARIANT = "JSON that VARIANT cannot hold: a key twice in an object, half a surrogate pair, or too large"
+LONE_SURROGATE = "half a surrogate pair, which is no text"
 TOO_MANY_DIGITS = "a number with more digits than VARIANT holds"
 
 #: Options that enforce RFC 8259, where Spark's JSON source accepts more.
@@ -36,6 +37,10 @@ _OPTIONS = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 _LONG, _VERY_LONG = r"[0-9][0-9.]{17}", r"[0-9][0-9.]{38}"
 #: A number that VARIANT, which keeps 38 digits, does not hold.
 _TOO_LONG = r"(?<![0-9.])(?:[1-9][0-9]{38}|[1-9](?=[0-9]*\.)[0-9.]{39}|0\.[0-9]{39})"
+
+#: An escape of half a character, in text without escaped backslashes.
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE = rf"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
 
 
 def parse_json(
@@ -70,13 +75,13 @@ def parse_json(
     # These are separate columns rather than nested expressions, which Spark evaluates again wherever they are used.
     made = df.withColumn(f"_text_{mark}", F.try_validate_utf8(raw))
     made = _with_variant(made, text, mark) if wanted is None else _with_struct(made, text, wanted, mark)
-    misfit = F.lit(NOT_OF_THE_SCHEMA)
+    misfit = F.when(_has_lone_surrogate(text), LONE_SURROGATE).otherwise(NOT_OF_THE_SCHEMA)
     if wanted is None:
         misfit = F.when(_has_too_many_digits(text), TOO_MANY_DIGITS).otherwise(NO_VARIANT)
     reason = F.when(text.isNull(), NOT_TEXT).when(~_is_json(text, mark), NOT_JSON).otherwise(misfit)
     is_corrupt, broken = parsed.isNull() & raw.isNotNull(), F.make_valid_utf8(raw)
     if strict:
-        error = F.concat(F.lit("parse_json: a value is "), reason, F.lit(": "), broken)
+        error = F.concat(F.lit("parse_json: cannot parse a value ("), reason, F.lit("): "), broken)
         made = made.withColumn(column, F.when(is_corrupt, F.raise_error(error)).otherwise(parsed))
     else:
         corrupt = {CORRUPT_RECORD: F.when(is_corrupt, broken), CORRUPT_REASON: F.when(is_corrupt, reason)}
@@ -119,6 +124,8 @@ def _with_struct(df: "DataFrame", text: "Column", wanted: "StructType", mark: st
     """Add a column of the struct, or null if a part of it does not fit."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    # Spark reads half a character as a question mark.
+    text = F.when(~_has_lone_surrogate(text), text)
     result, plain, precise, long = (f"_{name}_{mark}" for name in ("parsed", "plain", "precise", "long"))
     exact, rebuilt = _exact(wanted)
     if rebuilt is None:
@@ -169,6 +176,13 @@ def _both(parsed: "Column", mark: str) -> "Column":
 
     is_both = parsed.getField(f"broken {mark}").isNull() & (F.size(parsed.getField(mark)) == 2)
     return F.when(is_both, parsed.getField(mark))
+
+
+def _has_lone_surrogate(text: "Column") -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    without_backslashes = F.regexp_replace(text, r"\\\\", "__")
+    return F.when(text.rlike(r"\\u[dD][89a-fA-F]"), without_backslashes.rlike(_LONE)).otherwise(F.lit(False))
 
 
 # ---- digits ---------------------------------------------------------------------------------------------------------

@@ -516,6 +516,21 @@ async def test_creations(shared_api, body):
     assert (await api.get("/topics")).json() == ["compacted", "t", "untouched"]
 
 
+async def test_a_lone_surrogate_in_a_name_is_named(shared_api):
+    """Send what is JSON by RFC 8259, and with an error of its own behind it."""
+    headers = {"Content-Type": "application/json"}
+    for body, says in (
+        (b'{"topic_name":"\\ud800"}', "lone surrogate"),
+        (b'{"topic_name":"\\ud800"', "Invalid JSON"),
+        (b'{"topic_name":"\\ud83d\\ude00"}', ""),
+    ):
+        message = assert_error(
+            await shared_api.post(shared_api.topics_url, content=body, headers=headers), range(400, 423)
+        )
+        assert says in message
+        assert ("hex escape" in message) == (says == "Invalid JSON")
+
+
 async def test_a_huge_administrative_body_is_not_read(shared_api):
     headers = {"Content-Type": "application/json"}
     answer = await shared_api.post(shared_api.topics_url, content=b" " * (2 << 20), headers=headers)

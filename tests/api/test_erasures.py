@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from logstore.client.metadata import decode
+from logstore.limits import ERASED_KEYS_MAX
 from logstore.protocol.messages.erasures import ErasureReport
 from logstore.protocol.messages.erasures import ErasureReport as ReportOfClient
 from tests.api.api_client import assert_error
+from tests.api.test_where import read_all
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +56,50 @@ async def test_keys_are_named_as_text_json_or_bytes(api, keys, key_format, erase
     assert (await api.get("/topics/t/erasures")).json() == {"erasures": [report]}
     read = (await api.get("/topics/t/partitions/0/records?offset=0")).json()
     assert len(read) == 4 - erased
+
+
+@pytest.mark.parametrize(
+    ("keys", "key_format"),
+    [
+        (["a/b<+\u00fc"], None),
+        (["a/b<+\u00fc"], "json"),
+        ([base64.b64encode(rb'"a\/b\u003c+\u00fc"').decode()], "binary"),
+    ],
+)
+async def test_every_json_text_of_a_key_is_found_and_erased(api, keys, key_format):
+    """Send the texts that the encoders of PHP, Go, .NET and Python write, some to the table and some to the journal."""
+    await api.create_topic("t")
+    texts = [
+        '"a/b<+\u00fc"',
+        r'"a\/b<+\u00fc"',
+        r'"a/b\u003c+\u00fc"',
+        r'"a/b\u003C\u002B\u00FC"',
+        r'"\u0061\/b<+\u00fc"',
+    ]  # fmt: skip
+    for round_ in range(2):
+        for text in (*texts, r'"a\/c"'):
+            body = f'{{"records": [{{"key": {text}, "value": 1}}]}}'.encode()
+            sent = await api.post("/topics/t/partitions/0", content=body, headers={"Content-Type": "application/json"})
+            assert sent.status_code == 200, sent.text
+        if not round_:
+            await api.post("/topics/t/roll")
+    for selects in ({"key": "a/b<+\u00fc"}, {"where": 'key == "a/b<+\u00fc"'}):
+        found, _ = await read_all(api, **selects)
+        assert len(found) == 2 * len(texts)
+    report = await followed(
+        api, (await api.post("/topics/t/erasures", json={"keys": keys, "key_format": key_format})).json()
+    )
+    assert (report["state"], report["records"]) == ("erased", 2 * len(texts))
+    left, _ = await read_all(api)
+    assert [record["key"] for record in left] == ["a/c"] * 2
+
+
+async def test_keys_are_counted_as_they_are_given(api):
+    await api.create_topic("t")
+    body = {"keys": [f"\u00fc{number}" for number in range(ERASED_KEYS_MAX)], "dry_run": True}
+    assert (await api.post("/topics/t/erasures", json=body)).status_code == 202
+    body["keys"].append("ada")
+    assert "10000" in assert_error(await api.post("/topics/t/erasures", json=body), 422)
 
 
 async def test_an_expression_names_the_records(api):

@@ -28,7 +28,15 @@ IN_ORDER = (
     "unsubscribeConsumerInstance",
     "assignConsumerInstance",
 )
-LAST = ("leaveGroup", "deleteGroup", "deleteGroups", "deleteConsumerInstance", "resetTopicConfig", "deleteTopic")
+LAST = (
+    "retireColumns",
+    "leaveGroup",
+    "deleteGroup",
+    "deleteGroups",
+    "deleteConsumerInstance",
+    "resetTopicConfig",
+    "deleteTopic",
+)
 #: These members need another group: here the store assigns partitions, elsewhere the client itself does.
 ANOTHER_GROUP = {"consumerGroupHeartbeat": "another"}
 INSTANCES = "/consumers/"

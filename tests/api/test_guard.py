@@ -56,6 +56,9 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/topics/{topic}/roll"): None,
     ("POST", "/topics/{topic}/refresh"): None,
     ("POST", "/topics/{topic}/drop-foreign-files"): None,
+    ("POST", "/topics/{topic}/columns"): {"columns": "n BIGINT"},
+    ("PUT", "/topics/{topic}/columns"): {"columns": "n BIGINT"},
+    ("POST", "/topics/{topic}/columns/retire"): {"columns": ["n"]},
     ("POST", "/topics/{topic}/erasures"): {"keys": ["k"]},
     ("POST", "/erasures"): None,
     ("POST", "/erasures/{erasure}/journal"): None,
@@ -72,6 +75,7 @@ BODIES: dict[tuple[str, str], Any] = {
 }
 #: The order matters: an instance is created, is subscribed, and is assigned partitions instead.
 FIRST = [
+    ("POST", "/topics/{topic}/columns"),
     ("POST", "/consumers/{group}"),
     ("POST", _INSTANCE + "/subscription"),
     ("DELETE", _INSTANCE + "/subscription"),

@@ -16,6 +16,7 @@ from logstore.broker.topics.problems import ProblemState, TopicProblem
 from logstore.log.in_sync_replicas import Follower
 from logstore.log.partition_log import PartitionLog
 from logstore.observability import (
+    COLUMN_MISFITS,
     DELETED_FILE_BYTES,
     JOB_LAST_RUN,
     JOB_SECONDS,
@@ -51,6 +52,7 @@ async def exposed(api, monkeypatch) -> Exposed:
     await api.post("/topics/t/roll")
     await api.post("/groups/g/offsets", json={"offsets": [{"topic": "t", "partition": 0, "offset": 0}]})
     THROTTLED.labels("journal")
+    COLUMN_MISFITS.labels("t")
     KAFKA_REQUESTS.labels("Produce", "")
     KAFKA_REQUEST_SECONDS.labels("Produce")
     JOB_TOPICS.labels("retention", "failed")

@@ -92,6 +92,7 @@ def test_these_lists_are_what_the_protocol_uses():
     (ours,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "HttpProtocol"]
     own = {node.name for node in ours.body if isinstance(node, ast.FunctionDef)} - set(METHODS)
     own |= {node.target.id for node in ours.body if isinstance(node, ast.AnnAssign)}
+    own |= {target.id for node in ours.body if isinstance(node, ast.Assign) for target in node.targets}
     used, continued = set(), set()
     for node in ast.walk(ours):
         if not isinstance(node, ast.Attribute):

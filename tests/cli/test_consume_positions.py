@@ -1,8 +1,10 @@
 """The first and the last position of consume."""
 
+import json
+
 import pytest
 
-from tests.support.posting import post
+from tests.support.posting import commit, post
 
 pytestmark = pytest.mark.system
 
@@ -74,3 +76,28 @@ def test_a_group_commits_what_came_before_the_end(run, run_json, filled):
     assert [row["committed_offset"] for row in found] == [2, 1]
     assert "0:2" in run("consume", filled, "--group", f"g-{filled}").stdout.split()
     run("group", "delete", f"g-{filled}", "--yes")
+
+
+@pytest.mark.parametrize("options", [[], ["--follow", "--from-beginning", "--max", 5]])
+def test_a_commit_beyond_the_end_counts_as_none_and_is_named(run, run_json, server, filled, options):
+    """Commit as REST Proxy's clients may. Partition 1 goes on at its commit."""
+    group = f"g-{filled}"
+    commit(server.url, group, filled, {0: 501, 1: 2})
+    reset = ["group", "reset", group, "--all-topics", "--to-current", "--dry-run", "--export"]
+    exported = run(*reset)
+    assert exported.stdout == f"{filled},0,5\n{filled},1,2\n"
+    assert f"the committed offset 501 of {filled}-0 is beyond its end: 5 is taken instead" in exported.stderr
+    run("group", "reset", f"{group}-2", "--from-file", "-", input=exported.stdout)
+    copied = run("topic", "copy", filled, f"{filled}-2", "--group", group, "--from-timestamp", NOON + HOUR, "--json")
+    assert json.loads(copied.stdout)["records"] == 4
+    assert "reading from offset 1" in copied.stderr
+
+    commit(server.url, group, filled, {0: 501, 1: 2})
+    shown = run("consume", filled, "--group", group, *options)
+    assert shown.stdout.split() == [f"0:{hour}" for hour in range(5)]
+    warning = f"group {group} has committed offset 501 of {filled}-0, which ends at 5: reading from offset 0"
+    assert warning in shown.stderr
+    found = run_json("group", "describe", group)["partitions"]
+    assert [row["committed_offset"] for row in found] == [5, 2]
+    again = run("consume", filled, "--group", group)
+    assert (again.stdout, again.stderr) == ("", "")

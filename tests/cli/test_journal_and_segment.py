@@ -144,7 +144,7 @@ def test_dumps_give_records_by_topic_partition_and_offset(run, server, topic):
     ("arguments", "reason"),
     [
         (["journal", "dump", "--from", 3], "give --records"),
-        (["journal", "dump", "--records", "--from", 3, "--to", 3], "not behind --from"),
+        (["journal", "dump", "--records", "--from", 3, "--to", 3], "it is not above --from 3"),
         (["journal", "dump", "--records", "--topic", "none of them"], "neither a topic"),
         (["journal", "dump", "--records", "--json", "--format", "csv"], "one of --json and --format"),
         (["journal", "dump", "--records", "--format", "parquet"], "consume --output"),

@@ -33,7 +33,7 @@ def test_every_path_goes_through_the_one_place():
     """Require ``parser=given_path``: typer's type of a path would take ``s3://bucket`` for a directory."""
     assert [(words, name) for words, name, info in PATHS if info.parser not in (given_path, existing_path)] == []
     assert {words[0] for words, *_ in PATHS} == {
-        *("serve", "job", "journal", "segment", "cluster", "topic", "doctor", "produce", "consume")
+        *("serve", "job", "journal", "segment", "cluster", "topic", "doctor", "produce", "consume", "group")
     }
 
 
@@ -43,7 +43,7 @@ def test_a_scheme_that_is_not_served_is_a_usage_error(words, name, info, tmp_pat
     option = []
     if isinstance(info, typer.models.OptionInfo):
         option = [next((one for one in info.param_decls or () if one[0] == "-"), f"--{name.replace('_', '-')}")]
-    needed = ["t"] if words[-1] in {"produce", "consume", "adopt"} else []
+    needed = ["t"] if words[-1] in {"produce", "consume", "adopt", "erase", "reset"} else []
     result = CliRunner().invoke(app, [*words, *needed, *option, "s3://bucket/x"])
     assert result.exit_code == 2, result.output
     assert "s3://bucket/x: s3:// is not served" in result.output
@@ -54,3 +54,17 @@ def test_a_plan_of_reassignments_is_no_bucket():
     result = CliRunner().invoke(app, ["topic", "reassign", "verify", "s3://bucket/plan.json"])
     assert result.exit_code == 2
     assert "s3:// is not served" in result.output
+
+
+def test_a_file_that_is_read_may_be_a_uri(tmp_path: Path):
+    """Give files without a line: the error is about their content."""
+    file = tmp_path / "a b"
+    file.write_text("\n")
+    for words, says in (
+        (["group", "reset", "g", "--from-file"], "no line"),
+        (["topic", "erase", "t", "--keys-file"], "name"),
+    ):
+        for given in (str(file), file.as_uri()):
+            result = CliRunner().invoke(app, [*words, given])
+            assert (result.exit_code, says in result.output) == (2, True), result.output
+        assert "cannot read" in CliRunner().invoke(app, [*words, (tmp_path / "absent").as_uri()]).output

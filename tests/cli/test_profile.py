@@ -105,7 +105,7 @@ def test_a_mistake_is_one_line(arguments, says):
 def test_a_value_is_checked_when_it_is_set_and_blamed_on_its_profile():
     run("profile", "set", "staging", "url=127.0.0.1:1", "format=%k %s")
     before = file().read_text()
-    says = "none of value, key-value, json, record, pretty, base64, csv, parquet"
+    says = "not one of value, key-value, json, record, pretty, base64, csv, parquet"
     for value, why in (("xx", says), ("%z", "%z is no field")):
         assert why in _words(run("profile", "set", "staging", f"format={value}", code=2))
     assert file().read_text() == before

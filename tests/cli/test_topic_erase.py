@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from logstore.limits import ERASED_RANGES_MAX
+from logstore.client.admin import Admin
+from logstore.errors import InvalidRequestError
+from logstore.limits import ERASED_KEYS_MAX, ERASED_RANGES_MAX
 
 pytestmark = pytest.mark.system
 
@@ -51,6 +53,25 @@ def test_a_file_of_keys_has_one_on_each_line(run, run_json, topic, tmp_path):
     assert run_json("topic", "erase", topic, "--keys-file", file, "--yes")["records"] == 4
     left = map(json.loads, run("consume", topic, "--from-beginning", "-f", "json").stdout.split("\n")[:-1])
     assert {record["key"] for record in left} == {"a", "b"}
+
+
+def test_a_file_may_have_as_many_keys_as_the_page_says(run, run_json, topic, server, tmp_path):
+    """Give the most keys to the command, and the same to ``Admin``, as text and as bytes."""
+    run("produce", topic, "--key", "\u00fc0", input="spoken\n")
+    keys = [f"\u00fc{number}" for number in range(ERASED_KEYS_MAX)]
+    file = tmp_path / "keys.txt"
+    file.write_text("\n".join(keys), encoding="utf-8")
+    for options in ([], ["--key-json"]):
+        shown = run_json("topic", "erase", topic, "--keys-file", file, *options, "--dry-run")
+        assert shown["records"] == (not options)
+    assert "10000" in run("topic", "erase", topic, "--keys-file", file, "--key", "b", "--dry-run", code=1).output
+    assert "key 0" in run("topic", "erase", topic, "--key", "?", "--key-base64", "--dry-run", code=1).output
+    with Admin(server.url) as admin:
+        for given in (keys, [key.encode() for key in keys]):
+            report = admin.erase(topic, given, dry_run=True, wait=False)
+            assert report.state in ("counting", "counted")
+        with pytest.raises(InvalidRequestError, match="texts or of bytes"):
+            admin.erase(topic, ["ada", b"ada"])
 
 
 def test_an_erasure_that_cannot_be_remembered_says_why(run, topic):

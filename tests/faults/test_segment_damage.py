@@ -21,7 +21,7 @@ from logstore.log.topic import Topic
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.segments import checksums
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import PLAIN_LAYOUT, new_layout
 from logstore.segments.merge import Source, WriteTask, write_segment
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table
@@ -52,7 +52,7 @@ class Damaged:
     """A segment of two row groups of a kind, its bytes as they were written, and its records."""
 
     def __init__(self, table: Path, kind: str) -> None:
-        layout = layout_of(OFFSETS_TOPIC if kind == "group offsets" else "t")
+        layout = new_layout(OFFSETS_TOPIC if kind == "group offsets" else "t")
         codec = "uncompressed" if kind == "uncompressed" else "zstd"
         table.mkdir(exist_ok=True)
         with SegmentWriter(open_table(table), 0, 5, 19, 3, codec, layout=layout) as writer:
@@ -387,7 +387,9 @@ def one(number: int) -> Iterator[pa.RecordBatch]:
 def test_a_job_stops_at_a_damaged_file(tmp_path: Path) -> None:
     damaged = Damaged(tmp_path, "zstd")
     segment, good = damaged.segment, damaged.good
-    task = WriteTask("t", str(tmp_path), 0, (source(segment),), 5, 19, 0, "zstd", "key-compaction", 0)
+    task = WriteTask(
+        "t", str(tmp_path), 0, (source(segment),), 5, 19, 0, "zstd", "key-compaction", 0, layout=PLAIN_LAYOUT
+    )
     scan = scan_keys(str(tmp_path), [source(segment)], {0: 0})
     keys = [key for batch in scan(one(0)) for key in batch.column("key").to_pylist()]
     chosen = random.Random(7)

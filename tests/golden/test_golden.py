@@ -315,7 +315,7 @@ def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
 
 
 #: These are the values for a footer that was written before the fields existed.
-_UNTOLD: dict[str, Any] = {"producers_forgotten_up_to": None, "log_append_times": []}
+_UNTOLD: dict[str, Any] = {"producers_forgotten_up_to": None, "log_append_times": [], "columns": None}
 #: These are the values for a snapshot or a footer that was written before the fields existed.
 _WITHOUT_TRANSACTIONS: dict[str, Any] = {"open_transactions": [], "markers": []}
 

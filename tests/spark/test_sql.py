@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException, PythonException
 from compaction_jobs.jobs import run_job, topics_of
 from logstore.errors import InvalidRequestError
 from logstore.spark import parse_json, register
-from logstore.spark.json_values import NO_VARIANT, NOT_JSON, NOT_TEXT, TOO_MANY_DIGITS
+from logstore.spark.json_values import LONE_SURROGATE, NO_VARIANT, NOT_JSON, NOT_TEXT, TOO_MANY_DIGITS
 from logstore.spark.json_values import NOT_OF_THE_SCHEMA as MISFIT
 from logstore.spark.registration import FILTER_PUSHDOWN_KEY
 from logstore.table_root import open_root
@@ -186,7 +186,10 @@ DOCUMENTS = {
     '{"a": NaN}': (NOT_JSON, NOT_JSON),
     '{"a": -Infinity}': (NOT_JSON, NOT_JSON),
     '{"a": 1, "a": 2}': (NO_VARIANT, None),
-    '{"a": "\\ud800"}': (NO_VARIANT, None),
+    '{"a": "\\ud800"}': (NO_VARIANT, LONE_SURROGATE),
+    '{"a": "\\uDC00\\ud83d"}': (NO_VARIANT, LONE_SURROGATE),
+    '{"a": "\\\\\\ud800"}': (NO_VARIANT, LONE_SURROGATE),
+    '{"a": "\\\\ud800 \\ud83d\\uDE00"}': (None, None),
     # Numbers have many digits.
     '{"a": 1.2345678901234567890123}': (None, None),
     '{"a": [12345678901234567890123456789012345678]}': (None, None),
@@ -227,9 +230,9 @@ def test_strictly_a_broken_value_ends_the_query(spark, schema):
     whole = parse_json(frame, schema, strict=True)
     assert whole.columns == ["offset", "value"]
     assert [row.value is None for row in whole.collect()] == [False, True]
-    broken = [(JSON[3], NOT_JSON), (JSON[5], NOT_TEXT), ((7, b'{"a": 1} x'), rf"{NOT_JSON}: \{{\"a\": 1\}} x")]
+    broken = [(JSON[3], NOT_JSON), (JSON[5], NOT_TEXT), ((7, b'{"a": 1} x'), rf"{NOT_JSON}\): \{{\"a\": 1\}} x")]
     for row, message in broken:
-        with pytest.raises(Exception, match=f"parse_json: a value is {message}"):
+        with pytest.raises(Exception, match=rf"parse_json: cannot parse a value \({message}"):
             parse_json(spark.createDataFrame([row], "offset int, value binary"), schema, strict=True).collect()
 
 

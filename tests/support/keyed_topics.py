@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from logstore.delta.columns import layout_of
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.records.schema import LOG_SCHEMA
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import new_layout
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support.table_paths import create_table, path_of
@@ -37,18 +38,17 @@ class KeyedTopic:
         """Create the topic; ``config`` has underscores instead of dots."""
         overrides = {key.replace("_", "."): str(value) for key, value in config.items()}
         path = data / "topics" / name
-        table = create_table(path, num_partitions=partitions, config_overrides=overrides, layout=layout_of(name))
+        table = create_table(path, num_partitions=partitions, config_overrides=overrides, layout=new_layout(name))
         return cls(data, name, table)
 
     def roll(self, rolled: dict[int, Sequence[Record | None]]) -> None:
         """Append records to partitions and seal them; None stands for an offset without a record."""
         parts = []
-        sealed = {p: state.sealed for p, state in self.table.snapshot().partitions.items()}
+        snapshot = self.table.snapshot()
+        sealed, layout = {p: s.sealed for p, s in snapshot.partitions.items()}, layout_of(self.name, snapshot)
         for partition, records in rolled.items():
             start, end = sealed[partition], sealed[partition] + len(records)
-            with SegmentWriter(
-                open_table(self.table.files.uri), partition, start, end, 1, layout=layout_of(self.name)
-            ) as writer:
+            with SegmentWriter(open_table(self.table.files.uri), partition, start, end, 1, layout=layout) as writer:
                 writer.write(batch(start, records))
                 segment = writer.finish(((1, 0),))
             parts.append(RollPart(partition, start, end, 1, (segment,)))

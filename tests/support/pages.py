@@ -183,6 +183,19 @@ logstore topic roll flights
 """
 
 PLANS: dict[str, Plan] = {
+    "SECURITY.md": Plan(
+        # The page's own store, on ports that the system gives out.
+        instead={
+            "SSL://127.0.0.1:9092": "SSL://127.0.0.1:0",
+            "logstore serve\n": (
+                "logstore serve --data own --port 0 > out & echo $! > pid\n"
+                "until grep -q ^listening out; do sleep 0.1; done\n"
+            ),
+            "https://localhost:8082/": '"$(sed -n "s/listening on //p" out)"/',
+            "https://localhost:8082 status": '"$(sed -n "s/listening on //p" out)" status && kill $(cat pid)',
+        },
+        printed=('"status":"ready"', "release"),
+    ),
     "README.md": Plan(
         spark=True,
         before=f"""{_FLIGHTS}
@@ -357,6 +370,10 @@ logstore topic roll events
             r"""b'ann' b'{"total": 12}' \(\('source', b'web'\),\)""",
             r"new \[TopicPartition\(topic='orders', partition=0\), .*\n(\d \d+\n)+given up \[TopicP",
         )
+    ),
+    "query-your-values.md": Plan(
+        spark=True,
+        printed=(r"carrier STRING, dep_delay DOUBLE", r"\|\s+AA\|\s+9\.5\|", r"1 record did not fit"),
     ),
     "quickstart-notebook.md": Plan(spark=True, before=_FLIGHTS),
     "quickstart-operator.md": Plan(

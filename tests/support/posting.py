@@ -1,6 +1,6 @@
 """Records written to a store without the store's clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx
 import pyarrow as pa
@@ -38,3 +38,17 @@ def post(
     answer.raise_for_status()
     (produced,) = answer.json()["ranges"]
     return int(produced["base_offset"])
+
+
+def commit(url: str, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+    """Commit the next offsets to read, by partition, as a client of REST Proxy: they may be beyond the end."""
+    instance = f"{url}/consumers/{group}/instances/c"
+    partitions = [{"topic": topic, "partition": partition} for partition in offsets]
+    finished = [{"topic": topic, "partition": partition, "offset": offset - 1} for partition, offset in offsets.items()]
+    for address, body in (
+        (f"{url}/consumers/{group}", {"name": "c"}),
+        (f"{instance}/assignments", {"partitions": partitions}),
+        (f"{instance}/offsets", {"offsets": finished}),
+    ):
+        httpx.post(address, json=body).raise_for_status()
+    httpx.delete(instance).raise_for_status()

@@ -11,6 +11,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, Transaction
 
 from logstore.delta.actions import Add, Remove
+from logstore.delta.columns import layout_of
 from logstore.delta.snapshot import SegmentFile
 from logstore.delta.topic_table import RewritePart, RollPart, TopicTable
 from logstore.filesystem import FileSystem
@@ -190,5 +191,6 @@ def joined(table: TopicTable, files: Sequence[SegmentFile], operation: str = "me
         codec="zstd",
         operation=operation,
         idempotency_window_ms=600_000,
+        layout=layout_of(table.files.name, table.snapshot()),
     )
     return write_joined(0, task, None).segment

@@ -30,11 +30,18 @@ DEFAULTS = {
     "idempotency.keys.max": "100000",
     "min.insync.replicas": "1",
     "unclean.leader.election.enable": "false",
+    "table.columns.mode": "none",
 }
 
 
 def test_the_defaults_are_those_of_the_design():
     assert TopicConfig.parse({}).as_strings() == DEFAULTS
+
+
+@pytest.mark.parametrize("mode", ["schema_id", "schema_latest"])
+def test_modes_of_a_later_release_are_refused_by_name(mode):
+    with pytest.raises(InvalidConfigError, match=f"cannot be '{mode}' in this release, which has no schema registry"):
+        validate_overrides({"table.columns.mode": mode})
 
 
 def test_each_key_has_its_field():

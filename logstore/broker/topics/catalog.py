@@ -24,7 +24,7 @@ from logstore.errors import (
 )
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import INTERNAL_TOPICS, is_legal_name
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import new_layout
 from logstore.table_files import TableFiles
 from logstore.table_root import TableRoot
 from logstore.threads import threads
@@ -191,7 +191,7 @@ class TopicCatalog:
             name,
             num_partitions=num_partitions,
             config_overrides=config_overrides,
-            layout=layout_of(name),
+            layout=new_layout(name),
         )
 
     def take_back(self, name: str) -> None:

@@ -7,7 +7,7 @@ cancelled.
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
@@ -277,10 +277,7 @@ class TopicChanges:
 
         Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError and InvalidConfigError.
         """
-        self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
-        self._require_controller()
-        topic = self._topics.get(name)
-        topic.require_not_internal()
+        topic = self.require_alterable(context, name)
         checked: dict[str, str | None] = dict(
             validate_overrides({key: value for key, value in changes.items() if value is not None})
         )
@@ -293,15 +290,30 @@ class TopicChanges:
         if validate_only:
             topic.config_with(checked)
         elif checked:
-            await self._roller.commit(topic, alter)
-            self._schedule.touch(topic)
+            await self.change_table(topic, alter)
             log.info("topic.configs_altered", topic=name, changes=checked)
-            try:
-                await self._cluster_state.table_changed(topic.topic_id)
-            except LogStoreError as error:
-                # The other brokers check the table's log every few seconds.
-                log.warning("topic.change_not_told", topic=name, why=error.message)
         return topic
+
+    def require_alterable(self, context: RequestContext, name: str) -> Topic:
+        """Return a topic whose table may be changed here. Raises TopicAuthorizationError, NotControllerError,
+        UnknownTopicError and InvalidTopicError.
+        """
+        self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
+        self._require_controller()
+        topic = self._topics.get(name)
+        topic.require_not_internal()
+        return topic
+
+    async def change_table(self, topic: Topic, change: Callable[[], T]) -> T:
+        """Run a blocking change of the table's metadata, and let the other brokers know. Raises its errors."""
+        result = await self._roller.commit(topic, change)
+        self._schedule.touch(topic)
+        try:
+            await self._cluster_state.table_changed(topic.topic_id)
+        except LogStoreError as error:
+            # The other brokers check the table's log every few seconds.
+            log.warning("topic.change_not_told", topic=topic.name, why=error.message)
+        return result
 
     async def add_partitions(
         self,

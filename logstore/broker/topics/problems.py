@@ -12,6 +12,7 @@ from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topics.recovery import Unserved
 from logstore.broker.topics.served import Topics
 from logstore.cluster.cluster_state import ADOPT, ClusterState
+from logstore.delta.columns import table_columns
 from logstore.delta.foreign_ranges import RefusedFile
 from logstore.delta.table_features import APPEND_ONLY_PROPERTY
 from logstore.errors import QuarantinedError
@@ -34,6 +35,8 @@ class ProblemState(enum.StrEnum):
     REGISTRATION_DAMAGED = "registration_damaged"
     #: The table's owner forbids removing records, so retention and key compaction skip the topic.
     APPEND_ONLY = "append_only"
+    #: The schema of the table says something about its columns that cannot be followed. The log goes on.
+    COLUMNS = "columns"
     #: Records are refused with 429 because rolls of the topic fail and the journal has no room.
     JOURNAL_FULL = "journal_full"
 
@@ -128,6 +131,9 @@ def find_problems(
         if (why := _kept_by_append_only(topic)) is not None:
             unset = f"ALTER TABLE delta.`{topic.snapshot.location}` UNSET TBLPROPERTIES ('{APPEND_ONLY_PROPERTY}')"
             found.append(TopicProblem(topic.name, None, ProblemState.APPEND_ONLY, why, f"Run in Spark: {unset}"))
+        remedy = f"See logstore topic columns show {topic.name}, and undo the change of the table's schema"
+        odd = table_columns(topic.name, topic.snapshot.table.meta_data).problems
+        found += [TopicProblem(topic.name, None, ProblemState.COLUMNS, why, remedy) for why in odd]
         for p in topic.partitions:
             if (of_partition := p.quarantined) is not None:
                 reason, remedy = of_partition.reason, of_partition.remedy

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from logstore.protocol.messages.base import Int32, Int64, Response
+from logstore.protocol.messages.base import NOT_SENT_BEFORE, Int32, Int64, Response
 
 
 class Health(Response, frozen=True):
@@ -21,6 +21,7 @@ class TopicProblem(Response, frozen=True):
         "foreign_file",
         "rolls_fail",
         "append_only",
+        "columns",
         "journal_full",
         "registration_damaged",
     ]
@@ -48,6 +49,9 @@ class TopicStatus(Response, frozen=True):
     unsealed_records: Int64
     unsealed_bytes: Annotated[Int64, Meta(description="Bytes that are only in the journal.")]
     newest_timestamp: int | None
+    misfits: Annotated[
+        Int64 | None, Meta(description="Records in the Delta table with a `value_error` in place of columns.")
+    ] = NOT_SENT_BEFORE
 
 
 class JournalStatus(Response, frozen=True):

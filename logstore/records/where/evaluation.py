@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.records.batch import binary_offsets
+from logstore.records.key_texts import canonical_keys, respelled_rows
 from logstore.records.where.expression import (
     And,
     Comparison,
@@ -29,8 +30,8 @@ from logstore.records.where.expression import (
     Path,
     Timestamp,
     comparisons,
+    json_key,
     key_forms,
-    keys_named,
     paths,
     timestamps,
 )
@@ -62,14 +63,13 @@ _Columns = Mapping[Path, Sequence[Any]]
 class Where:
     """An expression that is ready to be applied.
 
-    ``columns`` are the columns of LOG_SCHEMA that it reads. ``keys_named`` and ``timestamps`` are the results of the
-    functions with these names.
+    ``columns`` are the columns of LOG_SCHEMA that it reads. ``timestamps`` is the result of the function with this
+    name.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.paths = paths(node)
-        self.keys_named = keys_named(node)
         self.timestamps = timestamps(node)
         names = {_column_of(comparison) for comparison in comparisons(node)}
         self.columns = frozenset(names)
@@ -200,6 +200,12 @@ def _compare_keys(keys: pa.Array, operator: Operator, literal: Literal) -> pa.Ar
             return _VECTOR[operator](_key_texts(keys), pa.scalar(literal.encode(errors="surrogatepass"), keys.type))
         case str():
             named = pc.is_in(keys, value_set=pa.array(sorted(key_forms(literal)), keys.type))
+            rows = respelled_rows(keys)
+            if len(rows):
+                same = pc.equal(canonical_keys(keys.take(pa.array(rows))), pa.scalar(json_key(literal), keys.type))
+                mask = named.to_numpy(zero_copy_only=False).copy()
+                mask[rows] |= same.to_numpy(zero_copy_only=False)
+                named = pa.array(mask)
             known = pc.if_else(keys.is_valid(), named, None)
             return known if operator is Operator.equal else pc.invert(known)
         case _:

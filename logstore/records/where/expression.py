@@ -100,16 +100,21 @@ class TimestampRange:
 EVERY_TIMESTAMP: Final = TimestampRange()
 
 
-def key_forms(text: str) -> frozenset[bytes]:
-    """Return the keys whose text is ``text``.
+def json_key(text: str) -> bytes:
+    """Return the canonical JSON text of a string, which stands for all others: only what has to be escaped is."""
+    # Half a surrogate pair exists only in JSON, as an escape.
+    return json.dumps(text).encode() if _has_surrogates(text) else msgspec.json.encode(text)
 
-    These are its UTF-8 bytes, and its JSON string as encoders write it, with non-ASCII letters either unchanged or
-    escaped.
+
+def key_forms(text: str) -> frozenset[bytes]:
+    """Return the most frequent of the keys whose text is ``text``, and the canonical one.
+
+    These are its UTF-8 bytes, and its JSON string with non-ASCII letters either unchanged or escaped. A key that is in
+    none of these forms may have the same text: ``logstore.records.key_texts``.
     """
-    forms = {json.dumps(text).encode()}
+    forms = {json_key(text), json.dumps(text).encode()}
     if not _has_surrogates(text):
-        # Half a surrogate pair exists only in JSON, as an escape.
-        forms |= {text.encode(), msgspec.json.encode(text)}
+        forms.add(text.encode())
     return frozenset(forms)
 
 
@@ -140,23 +145,6 @@ def paths(node: Node) -> tuple[Path, ...]:
     """Return the fields of values that ``node`` reads; if there are none, keys and timestamps alone decide it."""
     found = (comparison.operand for comparison in comparisons(node))
     return tuple(dict.fromkeys(operand for operand in found if isinstance(operand, Path)))
-
-
-def keys_named(node: Node) -> frozenset[bytes] | None:
-    """Return a set of keys that has the key of every selected record; None if ``node`` does not restrict the keys."""
-    match node:
-        case Comparison(Key(), Operator.equal, str(text)):
-            return key_forms(text)
-        case Comparison(Key(), Operator.equal, bytes(key)):
-            return frozenset((key,))
-        case And(parts):
-            known = [keys for keys in map(keys_named, parts) if keys is not None]
-            return frozenset.intersection(*known) if known else None
-        case Or(parts):
-            found = [keys_named(part) for part in parts]
-            known = [keys for keys in found if keys is not None]
-            return frozenset.union(*known) if len(known) == len(found) else None
-    return None
 
 
 def timestamps(node: Node) -> TimestampRange:

@@ -36,7 +36,7 @@ _TOKEN = re.compile(
     |(?P<bytes>[xX](?:'[^']*'|"[^"]*"))
     |(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
     |(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.]))
-    |(?P<path>\$(?:\.[\w-]+|\[\s*(?:[0-9]+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*\])*)
+    |(?P<path>\$(?:\.[\w-]+|\[\s*(?:0|[1-9][0-9]*|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*\])*)
     |(?P<operator>==|!=|<=|>=|<(?!>)|>)
     |(?P<parenthesis>[()])
     |(?P<word>[A-Za-z_]\w*)
@@ -44,7 +44,11 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _STEP = re.compile(
-    r"""\.(?P<name>[\w-]+)|\[\s*(?:(?P<index>[0-9]+)|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'))""", re.DOTALL
+    r"""
+    \.(?P<name>[\w-]+)
+    |\[\s*(?:(?P<index>0|[1-9][0-9]*)|(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'))
+    """,
+    re.VERBOSE | re.DOTALL,
 )
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _LITERALS: Final = "a text in quotes, a number, true, false or null"

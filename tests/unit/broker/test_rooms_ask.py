@@ -40,10 +40,12 @@ OF_ROOMS = {
         *("forget_gone", "appear", "follow", "look_at_start", "was_removed", "let_go", "drop", "look_at_tables"),
         "finish_deletion",
     },
+    "topics.changes": {"change_table"},
     "produce.records": {"append", "append_here", "acknowledged", "require_issued"},
 }
 ROOMS = (
     *("topics.served", "topics.changes", "topics.tables", "topics.leaders", "topics.problems", "fetch"),
+    "topics.columns",
     *("produce.records", "produce.batches", "produce.batcher"),
 )
 #: Between brokers: the caller has proved that it is one.
@@ -70,6 +72,11 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "topics.changes.delete": (lambda _: ("t",), {(Operation.DELETE, TOPIC)}),
     "topics.changes.alter_configs": (lambda _: ("t", {"retention.ms": "1"}), {(Operation.ALTER_CONFIGS, TOPIC)}),
     "topics.changes.add_partitions": (lambda _: ("t", 9), {(Operation.ALTER, TOPIC)}),
+    "topics.changes.require_alterable": (lambda _: ("t",), {(Operation.ALTER_CONFIGS, TOPIC)}),
+    "topics.columns.describe": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "topics.columns.declare": (lambda _: ("t", "n BIGINT"), {(Operation.ALTER_CONFIGS, TOPIC)}),
+    "topics.columns.retire": (lambda _: ("t", ("n",)), {(Operation.ALTER_CONFIGS, TOPIC)}),
+    "topics.columns.propose": (lambda topic: (topic, 10, {}), {(Operation.READ, TOPIC)}),
     "topics.tables.delete_records": (lambda topic: (topic, 0, -1), {(Operation.DELETE, TOPIC)}),
     "topics.tables.delete_all_records": (lambda topic: (topic, {0: -1}), {(Operation.DELETE, TOPIC)}),
     "topics.tables.drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
@@ -94,6 +101,8 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "topics.changes.internal": (lambda _: ("__audit",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "topics.columns.declare": {"is_whole": False, "dry_run": False},
+    "topics.columns.retire": {"dry_run": False},
     "topics.changes.internal": {"partitions": 1, "configs": {}},
     "list_groups": {"limit": 9},
     "list_all_groups": {"limit": 9},

@@ -8,6 +8,7 @@ from compaction_jobs.segment_tasks import scan_keys
 from logstore.errors import CorruptionError
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.transactions import Marker, OpenTransaction
+from logstore.segments.layout import PLAIN_LAYOUT
 from logstore.segments.merge import Source, WriteTask, write_segment
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
@@ -34,6 +35,7 @@ def task_of(topic: KeyedTopic, source: Source, log_start: int) -> WriteTask:
         "zstd",
         "retention-boundary",
         600_000,
+        layout=PLAIN_LAYOUT,
     )
 
 

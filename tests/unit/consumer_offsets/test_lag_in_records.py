@@ -10,7 +10,7 @@ from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import RollPart
 from logstore.protocol.messages.members import MemberAssignment, Protocol
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import new_layout
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support.keyed_topics import KeyedTopic, Record, batch
@@ -25,7 +25,7 @@ def gaps(data: Path, clock: ManualClock) -> None:
     topic = KeyedTopic.create(data, "t", cleanup_policy="compact")
     now = clock.now_ms()
     rows = batch(0, [Record(b"k", b"%d" % i, now + 1_000 * i) for i in range(10)]).take(pa.array([2, 3, 7]))
-    with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 10, 1, layout=layout_of("t")) as writer:
+    with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 10, 1, layout=new_layout("t")) as writer:
         writer.write(rows)
         segment = writer.finish(((1, 0),))
     assert not topic.table.commit_roll([RollPart(0, 0, 10, 1, (segment,))]).refused

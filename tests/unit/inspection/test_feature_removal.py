@@ -170,10 +170,21 @@ def test_a_feature_of_a_later_delta(table: TopicTable) -> None:
     before = served(table)
     features.turn_on(path_of(table), "writersOfTomorrow")
     assert served(table) == before
-    with pytest.raises(CommitRefusedError, match=r"writersOfTomorrow \(this release does not know it\)"):
+    features.turn_on(path_of(table), "appendOnly", "identityColumns")
+    remedy = "Upgrade logstore, or let the writer that turned it on take writersOfTomorrow back"
+    with pytest.raises(CommitRefusedError, match=r"writersOfTomorrow \(this release does not know it\)") as refused:
         roll(table, 0, 60, 80)
-    with pytest.raises(CommitRefusedError, match="does not know the feature writersOfTomorrow"):
+    assert str(refused.value).count(remedy) == 1
+    assert "take-feature-back" not in str(refused.value)
+    with pytest.raises(CommitRefusedError, match=f"does not know the feature writersOfTomorrow. {remedy}"):
         take_back(table)
+
+
+def test_the_remedy_is_given_once(table: TopicTable) -> None:
+    features.turn_on(path_of(table), "checkConstraints")
+    with pytest.raises(CommitRefusedError) as refused:
+        roll(table, 0, 60, 80)
+    assert str(refused.value).count("logstore topic take-feature-back") == 1
 
 
 def test_a_default_of_a_column_of_the_owner_keeps_commits_back(table: TopicTable) -> None:

@@ -7,8 +7,10 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
@@ -24,6 +26,7 @@ from tests.support import deletion_vectors as vectors
 from tests.support.damage import cut, flip_bit
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.topics import create_topic, log_batch, log_entry, offsets_in_table, rewrite_files, roll
+from tests.support.typed_topics import declare, roll_values
 
 
 @pytest.fixture
@@ -82,6 +85,15 @@ def log_directory(table: TopicTable) -> Path:
     return Path(table.files.uri) / "_delta_log"
 
 
+def table_statistics(table: TopicTable) -> list[str]:
+    """Return the statistics of declared columns by file."""
+    actions = pa.table(DeltaTable(table.files.uri).get_add_actions(flatten=True)).to_pylist()
+    return sorted(
+        json.dumps({name: value for name, value in action.items() if name.endswith((".n", ".s"))}, sort_keys=True)
+        for action in actions
+    )
+
+
 def damage_entry(table: TopicTable, version: int) -> None:
     entry = log_entry(table, version)
     entry.write_bytes(entry.read_bytes().replace(b'"size":', b'"size":1'))
@@ -97,6 +109,23 @@ def test_a_log_with_a_damaged_entry_comes_back_whole(root, table):
     kept = log_directory(table).with_name("_delta_log.set-aside")
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
     assert (log_directory(table) / f"{0:020d}.json").exists()
+
+
+def test_declared_columns_and_those_of_others_stay(root, table):
+    declare(table, "n BIGINT FROM user.n, s STRING")
+    roll_values(table, [{"user": {"n": 7}, "s": "a"}, {"s": 5}])
+    DeltaTable(table.files.uri).alter.add_columns([Field("note", PrimitiveType("string"))])
+    fields = json.loads(table.snapshot().table.meta_data.schema_string)["fields"]
+    statistics = table_statistics(table)
+    damage_entry(table, 2)
+    rebuilt(root)
+    snapshot = TopicTable.open(root.open("events")).snapshot()
+    assert sorted(json.loads(snapshot.table.meta_data.schema_string)["fields"], key=str) == sorted(fields, key=str)
+    assert snapshot.config_overrides["table.columns.mode"] == "declared"
+    assert table_statistics(table) == statistics
+    shutil.rmtree(log_directory(table))
+    plan = rebuilt(root, Known(topic_id=snapshot.topic_id))
+    assert any("declare them again with logstore topic columns set events" in text for text in plan.warnings)
 
 
 def test_a_lost_log_comes_back_but_for_what_only_it_knew(root, table):

@@ -8,6 +8,7 @@ import pytest
 
 from logstore.broker.context import INTERNAL
 from logstore.errors import ZooKeeperUnavailableError
+from logstore.observability import COLUMN_MISFITS
 from tests.support.captured_logs import captured_logs
 from tests.support.running_broker import produce, running_broker
 from tests.support.topics import roll
@@ -71,3 +72,22 @@ def test_a_checkpoint_is_written_under_the_lock_of_the_table(tmp_path: Path, mon
             assert len(asked) == 2, "nothing is due"
 
     run(scenario())
+
+
+def test_records_that_do_not_fit_are_rolled_counted_and_logged_once_a_minute(tmp_path: Path):
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.topics.changes.create(INTERNAL, "orders", partitions=1)
+            await broker.topics.columns.declare(INTERNAL, "orders", "n BIGINT", is_whole=False, dry_run=False)
+            before = COLUMN_MISFITS.labels("orders")._value.get()
+            for values in ([b'{"n": 1}', b'{"n": "1"}'], [b"no json"], [b'{"n": 2}']):
+                await produce(broker, topic, values)
+                await broker.topics.tables.roll(INTERNAL, topic)
+            assert COLUMN_MISFITS.labels("orders")._value.get() == before + 2
+            assert topic.snapshot.misfits == 2
+            _, fill = broker.topics.columns.describe(INTERNAL, topic)
+            assert (fill.misfits, fill.unfilled) == (2, ())
+
+    with captured_logs() as logs:
+        run(scenario())
+    assert [line["records"] for line in logs if line["event"] == "roll.misfits"] == [1]

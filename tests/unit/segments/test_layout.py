@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.records.schema import SEGMENT_SCHEMA, TABLE_SCHEMA
-from logstore.segments.layout import PLAIN_LAYOUT, layout_of
+from logstore.segments.layout import PLAIN_LAYOUT, new_layout
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support.table_paths import read_row_group
@@ -22,12 +22,12 @@ def offsets_batch(count: int, base_offset: int) -> pa.RecordBatch:
 
 
 def test_a_users_topic_has_the_logs_columns_alone():
-    assert layout_of("t") is PLAIN_LAYOUT
+    assert new_layout("t") is PLAIN_LAYOUT
     assert (PLAIN_LAYOUT.segment_schema, PLAIN_LAYOUT.table_schema) == (SEGMENT_SCHEMA, TABLE_SCHEMA)
 
 
 def test_a_segment_of_group_offsets_has_typed_columns_and_reads_back_as_any_other(tmp_path: Path):
-    layout = layout_of(OFFSETS_TOPIC)
+    layout = new_layout(OFFSETS_TOPIC)
     batches = [offsets_batch(4, 0), offsets_batch(0, 4), offsets_batch(3, 4)]
     with SegmentWriter(open_table(tmp_path), 0, 0, 7, 0, layout=layout) as writer:
         for batch in batches:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.transactions import Marker, OpenTransaction
+from logstore.segments.layout import PLAIN_LAYOUT
 from logstore.segments.merge import Source, WriteTask, join_cleanings, write_segment
 from logstore.segments.offset_ranges import join_ranges
 from logstore.segments.reader import read_footer, read_row_group, verify_segment
@@ -79,7 +80,20 @@ def test_the_footer_of_joined_files_is_that_of_one_roll(data):
         segments = [write(*part) for part in zip(bases, ends, appends, strict=True)]
         once = write(0, ends[-1], appends[-1])
         sources = tuple(Source(0, segment.path, segment.num_records, 0) for segment in segments)
-        task = WriteTask("t", directory, 0, sources, 0, ends[-1], 0, "zstd", "roll", window_ms, now_ms=appends[-1])
+        task = WriteTask(
+            "t",
+            directory,
+            0,
+            sources,
+            0,
+            ends[-1],
+            0,
+            "zstd",
+            "roll",
+            window_ms,
+            now_ms=appends[-1],
+            layout=PLAIN_LAYOUT,
+        )
         joined = write_segment(0, task, None).segment
         assert read_footer(files, joined.path) == read_footer(files, once.path)
         assert replace(joined, path="", size=0) == replace(once, path="", size=0)
@@ -97,7 +111,7 @@ def test_work_that_is_given_up_leaves_no_file(tmp_path):
             writer.write(log_batch(range(base, base + 10)))
             segments.append(writer.finish(((1, 0),)))
     sources = tuple(Source(0, segment.path, 10, 0) for segment in segments)
-    task = WriteTask("t", str(tmp_path), 0, sources, 0, 20, 0, "zstd", "merge", 0)
+    task = WriteTask("t", str(tmp_path), 0, sources, 0, 20, 0, "zstd", "merge", 0, layout=PLAIN_LAYOUT)
     told: list[int] = []
 
     def pace(stored_bytes: int) -> None:

@@ -14,9 +14,10 @@ from logstore.records.offset_record import OFFSETS_TOPIC, OffsetKey, encode_offs
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments import reader
 from logstore.segments import row_group_files as whole
+from logstore.segments.checksums import MAGIC, bounds
 from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.foreign_names import masked_name
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import new_layout
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support import deletion_vectors as vectors
@@ -59,13 +60,15 @@ def test_a_row_group_without_deleted_rows_goes_as_it_is_stored(tmp_path: Path) -
     groups = reader.row_groups(files, name)
     assert [(group.first_offset, group.num_rows) for group in groups] == [(0, 999), (2000, 1000)]
     first, last = whole.row_group_files(files, name)
-    assert (first, last) == (None, whole.row_group_files(files, path)[2])
+    assert [one.row_group for one in (first, last)] == [0, 2]
+    assert first.has_deleted
+    assert last == whole.row_group_files(files, path)[2]
     with pq.ParquetFile(pa.BufferReader(bytes(whole.read_row_group_file(files, name, last)))) as file:
         assert file.read()["offset"].to_pylist() == list(range(2000, 3000))
 
 
-def test_a_row_group_file_has_the_columns_of_its_topic_without_the_metadata(tmp_path: Path) -> None:
-    layout, key = layout_of(OFFSETS_TOPIC), OffsetKey("g", "t", 0)
+def test_a_row_group_file_has_only_the_columns_of_the_log_without_the_metadata(tmp_path: Path) -> None:
+    layout, key = new_layout(OFFSETS_TOPIC), OffsetKey("g", "t", 0)
     with SegmentWriter(open_table(tmp_path), 0, 0, 1, 0, layout=layout) as writer:
         writer.write(to_log_batch([WireBatch(encode_offset_records([(key, None)]), 0, TIMESTAMP_MS, False)]))
         path = tmp_path / writer.finish(leader_epochs=((0, 0),)).path
@@ -73,7 +76,12 @@ def test_a_row_group_file_has_the_columns_of_its_topic_without_the_metadata(tmp_
     (one,) = row_group_files(path)
     file = pa.BufferReader(bytes(read_row_group_file(path, one)))
     assert pq.read_metadata(file).metadata is None
-    assert pq.read_table(file).column_names == layout.segment_schema.names
+    read = pq.read_table(file)
+    assert read.equals(pq.read_table(path).select(SEGMENT_SCHEMA.names))
+    first_of_others = pq.read_metadata(path).row_group(0).column(len(SEGMENT_SCHEMA) + 1)
+    assert first_of_others.path_in_schema == layout.extra.names[0]
+    assert (one.begin, one.end) == (len(MAGIC), bounds(first_of_others)[0])
+    assert pq.read_metadata(file).row_group(0).num_columns == len(SEGMENT_SCHEMA) + 1
 
 
 def test_its_decoded_size_is_that_of_its_records_however_little_parquet_needs_for_them(tmp_path: Path) -> None:

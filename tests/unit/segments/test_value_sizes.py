@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from logstore.segments.layout import PLAIN_LAYOUT
 from logstore.segments.merge import Source, WriteTask, write_segment
 from logstore.segments.reader import read_row_group, verify_segment
 from logstore.segments.value_sizes import are_incompressible
@@ -44,7 +45,18 @@ def joined(files: TableFiles, segments: list[Segment], delete_retention_ms: int 
     sources = tuple(Source(0, s.path, s.num_records, s.base_offset) for s in segments)
     base, end = segments[0].base_offset, segments[-1].end_offset
     task = WriteTask(
-        "t", files.uri, 0, sources, base, end, 0, "zstd", "merge", 0, delete_retention_ms=delete_retention_ms
+        "t",
+        files.uri,
+        0,
+        sources,
+        base,
+        end,
+        0,
+        "zstd",
+        "merge",
+        0,
+        delete_retention_ms=delete_retention_ms,
+        layout=PLAIN_LAYOUT,
     )
     written = write_segment(0, task, None, files=files).segment
     verify_segment(files, written.path)

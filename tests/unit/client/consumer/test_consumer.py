@@ -28,7 +28,7 @@ from logstore.errors import (
     UnknownTopicError,
     WakeupError,
 )
-from logstore.segments.layout import layout_of
+from logstore.segments.layout import new_layout
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support.eventually import eventually
@@ -56,7 +56,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     data = tmp_path_factory.mktemp("own") / "data"
     topic = KeyedTopic.create(data, "gaps", cleanup_policy="compact")
     rows = batch(0, [Record(b"k", b"%d" % i, i) for i in range(10)]).take(pa.array([2, 3, 7]))
-    with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 10, 1, layout=layout_of("gaps")) as writer:
+    with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 10, 1, layout=new_layout("gaps")) as writer:
         writer.write(rows)
         segment = writer.finish(((1, 0),))
     assert not topic.table.commit_roll([RollPart(0, 0, 10, 1, (segment,))]).refused
