@@ -18,6 +18,7 @@ from logstore.cluster.znodes import NO_LEADER
 from logstore.errors import LogStoreError
 from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal import journal as journal_module
+from logstore.journal.errors import JournalDiffersError
 from logstore.log.frame_records import frame_records
 from logstore.log.relocation import relocate_oldest
 from logstore.log.topic import Topic
@@ -137,6 +138,39 @@ async def test_all_replicas_have_all_records_whichever_broker_starts_first(
         )
     await stores.kill()
     require_stored_everywhere(stores, made)
+
+
+@pytest.mark.long
+async def test_brokers_whose_journals_are_swapped_do_not_start_and_change_nothing(stores: ClusterStores) -> None:
+    await stores.start(*BROKERS)
+    made = await (await stores.making()).topics.changes.create(
+        INTERNAL, "t", partitions=1, replication_factor=3, configs=CONFIGS
+    )
+    await stores.everywhere("t", 1)
+    await in_sync(stores, "t")
+    await produce_half(stores, "t", 0)
+    await produce_half(stores, "t", 1)
+    await stores.kill()
+    homes = [stores.settings(broker_id).log_directory for broker_id in (VICTIM, 2)]
+
+    def swap() -> None:
+        one, two = (home / "journal" for home in homes)
+        one.rename(one.with_name("aside"))
+        two.rename(one)
+        one.with_name("aside").rename(two)
+
+    swap()
+    before = [lost_journals.content_of(home) for home in homes]
+    for broker_id in (VICTIM, 2):
+        with pytest.raises(JournalDiffersError, match="another broker may need this journal"):
+            await stores.start(broker_id)
+    assert [lost_journals.content_of(home) for home in homes] == before
+    swap()
+    await stores.start(*BROKERS)
+    await stores.everywhere("t", 1)
+    await in_sync(stores, "t")
+    await stores.kill()
+    require_stored_everywhere(stores, [made])
 
 
 async def test_frames_that_were_copied_forward_and_are_lost_come_from_the_leader(stores: ClusterStores) -> None:
