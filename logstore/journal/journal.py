@@ -581,6 +581,14 @@ class Journal:
                 del file.needed_by[key]
         self._free_files()
 
+    def keep_from_gap(self, topic_id: UUID, partition: int, offset: int) -> None:
+        """Keep all files until a partition is sealed beyond ``offset``: frames below it are missing from the journal,
+        and the file that has them continues these files if somebody puts it back.
+        """
+        key = (topic_id, partition)
+        for file in self._files:
+            file.needed_by[key] = max(file.needed_by.get(key, 0), offset + 1)
+
     def forget(self, topic_id: UUID) -> None:
         """Note that a topic is deleted: none of its frames is needed any more, even those still being written."""
         self._forgotten.add(topic_id)

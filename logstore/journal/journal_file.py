@@ -97,8 +97,8 @@ class JournalFile:
 
     @property
     def loss(self) -> str | None:
-        """What happened to the file if its name leads to another file by now, or to none, or if it is shorter than its
-        reserved bytes; otherwise None. It costs one system call.
+        """Text: what happened to the file, if its name leads to another file by now, or to none, or if it is shorter
+        than its reserved bytes; otherwise None. It costs one system call.
         """
         if self._inode is None:
             return None

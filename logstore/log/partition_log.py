@@ -479,8 +479,7 @@ class PartitionLog:
         """Return the frame with which every new journal file begins for this partition. It replaces all frames before
         it.
         """
-        known, inferred = self._inferred
-        sealed = known if self.sealed_offset == inferred else self.sealed_offset
+        sealed = self._inferred[0] if self.has_inferred_sealed else self.sealed_offset
         return self.snapshot_of(self.state, sealed_offset=sealed, log_end_offset=self.log_end_offset)
 
     def snapshot_of(self, state: PartitionLogState, *, sealed_offset: int, log_end_offset: int) -> Frame:
@@ -506,6 +505,11 @@ class PartitionLog:
         self.state.recover(tail, leader_epochs)
         self.active_segment.index = tail.index
         self.sealed_offset = sealed_offset
+
+    @property
+    def has_inferred_sealed(self) -> bool:
+        """True if the sealed offset only follows from frames that the journal does not have (``recover``)."""
+        return self._inferred[0] < self._inferred[1] == self.sealed_offset
 
     def postpone_recovery(self, recover: Callable[[], None] | None) -> None:
         """Postpone recovery until the partition's quarantine ends; without ``recover``, until the next start."""

@@ -18,6 +18,7 @@ from logstore.cluster.znodes import NO_LEADER
 from logstore.errors import LogStoreError
 from logstore.inspection.observed_journal import ObservedJournal
 from logstore.journal import journal as journal_module
+from logstore.journal.errors import JournalDiffersError
 from logstore.log.frame_records import frame_records
 from logstore.log.relocation import relocate_oldest
 from logstore.log.topic import Topic
@@ -66,14 +67,19 @@ def values_of(topic: str) -> list[bytes]:
 
 async def produce_half(stores: ClusterStores, topic: str, half: int) -> None:
     """Produce thirty records to all replicas, and wait until the position file beside each journal includes them."""
+    await produce_values(stores, topic, values_of(topic)[half * RECORDS // 2 : (half + 1) * RECORDS // 2])
+
+
+async def produce_values(stores: ClusterStores, topic: str, values: Sequence[bytes]) -> None:
+    """Produce to all replicas, and wait until the position file beside each journal includes the records."""
     leader = stores.leader(topic, 0)
-    values = values_of(topic)[half * RECORDS // 2 : (half + 1) * RECORDS // 2]
     for begin in range(0, len(values), 10):
-        await produce(leader, leader.topics.served.topic(INTERNAL, topic), list(values[begin : begin + 10]))
+        last = await produce(leader, leader.topics.served.topic(INTERNAL, topic), list(values[begin : begin + 10]))
+    end = last + len(values[begin:])
     ends = {}
     for broker_id, store in stores.stores.items():
         log = store.broker.topics.served.topic(INTERNAL, topic).partitions[0]
-        await eventually_async(lambda log=log: log.log_end_offset == (half + 1) * RECORDS // 2, "not replicated")
+        await eventually_async(lambda log=log: log.log_end_offset == end, "not replicated")
         ends[broker_id] = store.broker.journal.end_position
     for broker_id, end in ends.items():
         home = stores.settings(broker_id).log_directory
@@ -137,6 +143,84 @@ async def test_all_replicas_have_all_records_whichever_broker_starts_first(
         )
     await stores.kill()
     require_stored_everywhere(stores, made)
+
+
+@pytest.mark.long
+async def test_a_journal_of_the_time_before_a_restore_costs_no_replica_a_record(
+    stores: ClusterStores, tmp_path: Path
+) -> None:
+    """Restore a log directory, and later put the longer journal of the time before into it."""
+    home = stores.settings(VICTIM).log_directory
+    image, before = tmp_path / "image", tmp_path / "before"
+    await stores.start(*BROKERS)
+    topics = (await stores.making()).topics.changes
+    made = [
+        await topics.create(INTERNAL, name, partitions=1, replication_factor=3, configs=CONFIGS)
+        for name in ("t", "long")
+    ]
+    values = values_of("t")
+
+    async def restarted(order: Sequence[int]) -> None:
+        await stores.start(*order)
+        for topic in made:
+            await stores.everywhere(topic.name, 1)
+            await in_sync(stores, topic.name)
+
+    await produce_values(stores, "t", values[:20])
+    await stores.kill()
+    shutil.copytree(home, image)
+    await restarted(BROKERS)
+    await produce_values(stores, "t", values[20:30])
+    await produce_values(stores, "long", [bytes(1 << 20)])
+    # Once they are in the table, the restored broker does not copy them into its journal again.
+    leader = stores.leader("long", 0)
+    await leader.topics.tables.roll(INTERNAL, leader.topics.served.topic(INTERNAL, "long"))
+    await stores.kill()
+    (home / "journal").rename(before)
+    shutil.rmtree(home)
+    image.rename(home)
+    await restarted(BROKERS)
+    await produce_values(stores, "t", values[30:])
+    await stores.kill()
+    shutil.rmtree(home / "journal")
+    before.rename(home / "journal")
+    assert "before the directory was restored" in (difference(home) or "")
+    await restarted((VICTIM, 2, 3))
+    await stores.kill()
+    require_stored_everywhere(stores, made[:1])
+
+
+@pytest.mark.long
+async def test_brokers_whose_journals_are_swapped_do_not_start_and_change_nothing(stores: ClusterStores) -> None:
+    await stores.start(*BROKERS)
+    made = await (await stores.making()).topics.changes.create(
+        INTERNAL, "t", partitions=1, replication_factor=3, configs=CONFIGS
+    )
+    await stores.everywhere("t", 1)
+    await in_sync(stores, "t")
+    await produce_half(stores, "t", 0)
+    await produce_half(stores, "t", 1)
+    await stores.kill()
+    homes = [stores.settings(broker_id).log_directory for broker_id in (VICTIM, 2)]
+
+    def swap() -> None:
+        one, two = (home / "journal" for home in homes)
+        one.rename(one.with_name("aside"))
+        two.rename(one)
+        one.with_name("aside").rename(two)
+
+    swap()
+    before = [lost_journals.content_of(home) for home in homes]
+    for broker_id in (VICTIM, 2):
+        with pytest.raises(JournalDiffersError, match="another broker may need this journal"):
+            await stores.start(broker_id)
+    assert [lost_journals.content_of(home) for home in homes] == before
+    swap()
+    await stores.start(*BROKERS)
+    await stores.everywhere("t", 1)
+    await in_sync(stores, "t")
+    await stores.kill()
+    require_stored_everywhere(stores, [made])
 
 
 async def test_frames_that_were_copied_forward_and_are_lost_come_from_the_leader(stores: ClusterStores) -> None:

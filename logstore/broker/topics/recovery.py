@@ -147,6 +147,8 @@ def recover_partitions(
         for partition_log in topic.partitions:
             tail = tails.get((topic.topic_id, partition_log.partition)) or _no_frames()
             _finish(topic, partition_log, tail, producer_ids_begin)
+            if partition_log.has_inferred_sealed:
+                journal.keep_from_gap(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
     unserved = {key: tail for key, tail in tails.items() if key not in logs and key[0] not in gone}
     lost: dict[UUID, int] = {}
     unsealed: dict[UUID, int] = {}
