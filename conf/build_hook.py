@@ -17,7 +17,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_SOURCES = ("logstore/kafka_batches/record_codec.c", "logstore/records/json_scan.c")
+_SOURCES = (
+    "logstore/kafka_batches/plain_pages.c",
+    "logstore/kafka_batches/record_codec.c",
+    "logstore/records/json_scan.c",
+)
 _OPTIONS = ("-std=c11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden")
 _COMPILE_S = 120
 

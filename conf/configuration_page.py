@@ -76,6 +76,8 @@ def _choices(annotation: object) -> str:
 
 
 def _value(default: object) -> str:
+    if isinstance(default, tuple):
+        return f"`{','.join(default)}`"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 

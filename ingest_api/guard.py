@@ -22,7 +22,7 @@ from starlette.types import Scope
 from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.routes import FoundRoute
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.context import ANONYMOUS, Forwarding, Principal, RequestContext
+from logstore.broker.context import PLAINTEXT, ConnectionIdentity, Forwarding, Principal, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
 from logstore.entropy import random_bits
 from logstore.errors import InvalidRequestError, ThrottledError
@@ -41,7 +41,7 @@ _IN_SCOPE: Final = "logstore.context"
 class Arrival(msgspec.Struct, frozen=True):
     """A request before the guard. ``peer`` is an address; ``headers`` have lower-case names.
 
-    ``relayed`` is the context of a request that another broker has admitted.
+    ``relayed`` is the context of a request that another broker has admitted. ``identity`` is that of the connection.
     """
 
     method: str
@@ -50,6 +50,7 @@ class Arrival(msgspec.Struct, frozen=True):
     peer: str
     headers: HeaderPairs
     relayed: RequestContext | None = None
+    identity: ConnectionIdentity = PLAINTEXT
 
 
 class Guard:
@@ -97,11 +98,17 @@ class Guard:
         principal = self._authenticate(arrival)
         forwarding = _forwarding(arrival.headers) if self.in_cluster else Forwarding.ALLOWED
         return RequestContext(
-            arrival.request_id, arrival.client_id, self._listener, arrival.peer, None, principal, forwarding
+            arrival.request_id,
+            arrival.client_id,
+            self._listener,
+            arrival.peer,
+            arrival.identity.tls,
+            principal,
+            forwarding,
         )
 
-    def _authenticate(self, _: Arrival) -> Principal:
-        return ANONYMOUS
+    def _authenticate(self, arrival: Arrival) -> Principal:
+        return arrival.identity.principal
 
 
 def enter(scope: Scope, context: RequestContext) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
@@ -22,25 +22,33 @@ from ingest_api.state import ApiState
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.quotas import Quotas
+from logstore.broker.tls_identity import identify_by
 from logstore.limits import PEER_HTTP_IDLE_S
 from logstore.listening_sockets import BACKLOG
 from logstore.open_files import connections_within, open_files_limit, open_files_shortage
 from logstore.settings import Settings
+from logstore.tls_server import serve
 
 if TYPE_CHECKING:  # A single node relays nothing.
     from ingest_api.relay import Relay
+
+    # Without TLS the parser of certificates is not imported.
+    from logstore.tls.contexts import Tls
 
 log = structlog.stdlib.get_logger(__name__)
 
 # After this, requests in flight are cut: their outcome is unknown to the client, as after any lost connection.
 GRACEFUL_SHUTDOWN_SECONDS = 10
+#: The name of the listener in a request's context.
+LISTENER = "HTTP"
 
 
 MakeRelay = Callable[[asyncio.Event], "Relay"]
 
 
 class HttpListener:
-    def __init__(self, settings: Settings, authorizer: Authorizer, quotas: Quotas) -> None:
+    def __init__(self, settings: Settings, authorizer: Authorizer, quotas: Quotas, tls: "Tls | None" = None) -> None:
+        """With ``tls`` clients connect over TLS alone."""
         files = open_files_limit()
         if (shortage := open_files_shortage(files, settings.max_connections)) is not None:
             log.warning("listener.few_open_files", reason=shortage)
@@ -52,7 +60,7 @@ class HttpListener:
             max_connections=connections_within(settings.max_connections, files),
             other_connections=self._count_others,
         )
-        self._accepted = http_protocol(limits, self._app.short_requests)
+        self._accepted = http_protocol(limits, self._app.short_requests, identify_by(tls))
         # The other broker bounds the clients, and appends short requests.
         self._relayed = http_protocol(dataclasses.replace(limits, idle_seconds=PEER_HTTP_IDLE_S))
         self._server = _Server(
@@ -70,6 +78,7 @@ class HttpListener:
                 timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
             ),
             self._begin_to_stop,
+            tls,
         )
         self._stopping = asyncio.Event()
 
@@ -82,12 +91,7 @@ class HttpListener:
 
     async def serve_too(self, listener: socket.socket) -> None:
         """Serve one more socket, from now on until ``stop``, which closes it."""
-        server = self._server
-        protocol = functools.partial(
-            self._accepted, config=server.config, server_state=server.server_state, app_state={}
-        )
-        loop = asyncio.get_running_loop()
-        server.servers.append(await loop.create_server(protocol, sock=listener, backlog=BACKLOG))
+        await self._server.serve_on(listener)
 
     @property
     def connection_count(self) -> int:
@@ -141,9 +145,28 @@ class HttpListener:
 class _Server(uvicorn.Server):
     """uvicorn's server. It notifies the application when it begins to stop, and leaves signals to the node."""
 
-    def __init__(self, config: uvicorn.Config, begin_to_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, begin_to_stop: Callable[[], None], tls: "Tls | None") -> None:
         super().__init__(config)
         self._begin_to_stop = begin_to_stop
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn would give its sockets a context that stays.
+        await super().startup([])
+        for listener in sockets or ():
+            await self.serve_on(listener)
+
+    async def serve_on(self, listener: socket.socket) -> None:
+        """Serve one more socket."""
+        protocol: Any = self.config.http_protocol_class  # uvicorn knows it as any protocol
+        make = functools.partial(
+            protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        # It has what uvicorn calls of a server.
+        self.servers.append(await serve(LISTENER, listener, make, self._tls))  # type: ignore[arg-type]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._begin_to_stop()

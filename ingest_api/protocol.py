@@ -27,8 +27,10 @@ from ingest_api.bodies import CONNECTION
 from ingest_api.errors import HttpError, error_body, http_error, later_answer, takes_only_events
 from ingest_api.guard import HeaderPairs
 from ingest_api.short_requests import WHOLE_BYTES_MAX, ShortHead, ShortRequests
+from logstore.broker.context import PLAINTEXT
+from logstore.broker.tls_identity import Identify, no_tls
 from logstore.entropy import new_uuid
-from logstore.errors import BrokerNotReadyError, ThrottledError
+from logstore.errors import AuthorizationError, BrokerNotReadyError, ThrottledError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.listening_sockets import bytes_in_kernel
 from logstore.settings import Settings
@@ -48,6 +50,7 @@ _READ_FIRST_SECONDS = 0.1
 
 _MALFORMED = HttpError(400, 400)
 _NO_TUNNELS = HttpError(405, 405)
+_FORBIDDEN = http_error(AuthorizationError(""))
 _TOO_SLOW = HttpError(408, 408)
 _TOO_MANY_REQUESTS = http_error(ThrottledError(""))
 _HEAD_TOO_LARGE = HttpError(431, 431)
@@ -88,19 +91,27 @@ class ConnectionLimits:
         )
 
 
-def http_protocol(limits: ConnectionLimits, short_requests: ShortRequests | None = None) -> type["HttpProtocol"]:
+def http_protocol(
+    limits: ConnectionLimits,
+    short_requests: ShortRequests | None = None,
+    identify: Identify = no_tls,
+) -> type["HttpProtocol"]:
     """Return the protocol with ``limits``: uvicorn makes the instances, and cannot pass arguments of ours."""
-    return type("HttpProtocol", (HttpProtocol,), {"limits": limits, "short_requests": short_requests})
+    members = {"limits": limits, "short_requests": short_requests, "identify": staticmethod(identify)}
+    return type("HttpProtocol", (HttpProtocol,), members)
 
 
 class HttpProtocol(HttpToolsProtocol):
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
     short_requests: ClassVar[ShortRequests | None] = None
+    identify = staticmethod(no_tls)
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         #: The broker at the other end, on a connection between brokers: it relays requests of its clients.
         self.relaying_broker: int | None = None
+        #: What the TLS handshake has shown of the client.
+        self.identity = PLAINTEXT
         #: True if the client sends nothing more; a response may still reach it.
         self.client_ended = False
         #: True if the connection was cut because the client did not read its response.
@@ -134,6 +145,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        try:
+            self.identity = self.identify(transport)
+        except AuthorizationError as error:
+            # No answer: the client has not asked anything yet. The log has the reason.
+            self._refusal = _FORBIDDEN, error.message
+            self.transport.abort()
+            return
         surplus = len(self.connections) + self.limits.other_connections() - self.limits.max_connections
         if surplus <= 0 or self.relaying_broker is not None:
             self._expect_within(self.limits.idle_seconds, self._close)
@@ -432,7 +450,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Begin a short request, and wait for its answer. Return False if nothing was done."""
         assert self.short_requests is not None
         cycle = _ShortCycle(self)
-        if not self.short_requests.begin(head, headers, body, self.client[0] if self.client else "", cycle.answer):
+        peer = self.client[0] if self.client else ""
+        if not self.short_requests.begin(head, headers, body, peer, self.identity, cycle.answer):
             return False
         self.cycle = cycle  # type: ignore[assignment]  # has all that is asked of one that is not started
         self._unanswered.append(cycle)

@@ -23,6 +23,7 @@ from ingest_api.errors import (
     log_store_error_response,
 )
 from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, HeaderPairs, relayed_context, sane
+from logstore.broker.context import PLAINTEXT
 from logstore.errors import LogStoreError, RequestTimedOutError
 from logstore.observability import LOG_FIELDS, REQUESTS, client_label
 
@@ -95,6 +96,7 @@ class RequestLog:
             sane(given, CLIENT_ID),
             peer[0] if peer else "",
             scope["headers"],
+            identity=PLAINTEXT if connection is None else connection.identity,
         )
 
     async def _answer(self, exchange: "_Exchange") -> None:

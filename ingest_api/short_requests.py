@@ -18,7 +18,7 @@ import httptools
 import msgspec
 from starlette.responses import Response
 
-from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
+from ingest_api.guard import CLIENT_ID, FORWARD, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.parameters import partition_number
 from ingest_api.record_responses import BytesResponse, common_error, offsets_of
@@ -28,7 +28,7 @@ from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
-from logstore.broker.context import INTERNAL
+from logstore.broker.context import INTERNAL, ConnectionIdentity
 from logstore.broker.produce.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces
 from logstore.errors import LogStoreError
 from logstore.topic_config import TopicConfig
@@ -39,6 +39,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 # A request with one of these headers is left to the application, whatever their values.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     TOPIC_ID_HEADER,
+    FORWARD,
     b"transfer-encoding",
     b"content-encoding",
     b"expect",
@@ -162,12 +163,18 @@ class ShortRequests:
         self._known[sent] = KnownHead(head, tuple(headers), len(body))
 
     def begin(
-        self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
+        self,
+        head: ShortHead,
+        headers: HeaderPairs,
+        body: bytes,
+        peer: str,
+        identity: ConnectionIdentity,
+        answer: Callable[[Response, bytes], None],
     ) -> bool:
         """Begin the request. Return True if ``answer`` will be called, with a response and the request's id; False if
         nothing was done.
 
-        ``peer`` is the address that the request came from.
+        ``peer`` is the address that the request came from, ``identity`` that of its connection.
         """
         state = self.state
         if state is None:
@@ -183,7 +190,7 @@ class ShortRequests:
         except LogStoreError:
             return False
         request_id = self._guard.request_id_of(headers) if head.has_request_id else self._guard.new_request_id()
-        arrival = Arrival("POST", request_id, head.client_id, peer, headers)
+        arrival = Arrival("POST", request_id, head.client_id, peer, headers, identity=identity)
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:
             # The guard comes last, so that a request that is left to the application is checked and counted only there.

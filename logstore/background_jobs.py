@@ -69,7 +69,7 @@ async def background_jobs(settings: Settings, url: str) -> AsyncIterator[None]:
         cleaner_threads=settings.log_cleaner_threads,
         io_max_bytes_per_second=settings.log_cleaner_io_max_bytes_per_second,
     )
-    watching = asyncio.create_task(_keep_running(msgspec.json.encode(options)))
+    watching = asyncio.create_task(_keep_running(msgspec.json.encode(options), _environment(settings)))
     try:
         yield
     finally:
@@ -78,12 +78,29 @@ async def background_jobs(settings: Settings, url: str) -> AsyncIterator[None]:
             await watching
 
 
-async def _keep_running(options: bytes) -> None:
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of the process. Over TLS it trusts this store's own certificate, under any name, because
+    it connects to the address that it is given here; the variables are those of the store's clients.
+    """
+    location = settings.ssl_keystore_location
+    if not settings.http_tls or location is None:
+        return dict(os.environ)
+    password = settings.ssl_key_password
+    return {
+        **os.environ,
+        "LOGSTORE_SSL_CAFILE": str(location.absolute()),
+        "LOGSTORE_SSL_CHECK_HOSTNAME": "false",
+        "LOGSTORE_SSL_CERTFILE": str(location.absolute()),
+        **({} if password is None else {"LOGSTORE_SSL_PASSWORD": password.get_secret_value()}),
+    }
+
+
+async def _keep_running(options: bytes, environment: dict[str, str]) -> None:
     loop, delay = asyncio.get_running_loop(), RETRY_S
     while True:
         began = loop.time()
         try:
-            ended = await _run(options)
+            ended = await _run(options, environment)
         except OSError as error:
             ended = f"it could not be started: {error}"
         delay = RETRY_S if loop.time() - began > RETRY_MAX_S else delay
@@ -93,7 +110,7 @@ async def _keep_running(options: bytes) -> None:
         delay = min(RETRY_MAX_S, 2 * delay)
 
 
-async def _run(options: bytes) -> str:
+async def _run(options: bytes, environment: dict[str, str]) -> str:
     """Run the process to its end, which should not come; return the reason why it came."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -102,6 +119,7 @@ async def _run(options: bytes) -> str:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=environment,
         limit=_LINE_BYTES_MAX,
         # Ctrl-C in the terminal of the store is for the store. The process's JVM is in the same group, to be killed
         # with it.

@@ -596,6 +596,12 @@ class StoreUnreachableError(NetworkError):
     """No address accepts a connection: nothing was sent."""
 
 
+class SslAuthenticationError(LogStoreError):
+    """A client and the store have no TLS connection: one of them refuses the other's certificate, or speaks no TLS.
+    Nothing was sent.
+    """
+
+
 class UnknownHostError(StoreUnreachableError):
     """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
 

@@ -65,13 +65,14 @@ def shared_socket(host: str, port: int, buffers: SocketBuffers = SocketBuffers()
     return bound_socket(host, port, buffers, is_shared=True)
 
 
-def url_of(listener: socket.socket, host: str) -> str:
+def url_of(listener: socket.socket, host: str, *, is_tls: bool = False) -> str:
     """Return the URL of the server on a socket. ``host`` is as it was configured."""
-    return url_on(host, listener.getsockname()[1])
+    return url_on(host, listener.getsockname()[1], is_tls=is_tls)
 
 
-def url_on(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_on(host: str, port: int, *, is_tls: bool = False) -> str:
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def bound_socket(host: str, port: int, buffers: SocketBuffers, *, is_shared: bool = False) -> socket.socket:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from logstore.cluster.kazoo_client import MakeClient
     from logstore.cluster_member import ClusterMember
     from logstore.replication.peer_network import PeerNetwork
+    from logstore.tls.contexts import Tls
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -84,15 +85,17 @@ async def running_store(
     filesystem: FileSystem | None = None,
     network: "PeerNetwork | None" = None,
     zookeeper: "MakeClient | None" = None,
+    tls: "Tls | None" = None,
     new_journal: bool = False,
 ) -> AsyncIterator[Store]:
     """Run a store without listeners, for as long as the block lasts.
 
     ``authorizer`` decides which principal may do what in the store, ``quotas`` how much. ``url``, ``kafka``: the
     addresses of a broker of a cluster for clients, over HTTP and with Kafka's protocol (host:port). ``network``
-    connects it to other brokers, and ``zookeeper`` makes its ZooKeeper client. ``new_journal``: see
-    ``EmbeddedClusterState``. Raises the errors of ``ClusterState.start``, ``Broker.start`` and
-    ``GroupCoordinator.start``, and InvalidConfigError without the packages that a cluster needs.
+    connects it to other brokers (else the machine's does, with ``tls`` if the settings want that), and ``zookeeper``
+    makes its ZooKeeper client. ``new_journal``: see ``EmbeddedClusterState``. Raises the errors of
+    ``ClusterState.start``, ``Broker.start`` and ``GroupCoordinator.start``, and InvalidConfigError without the packages
+    that a cluster needs.
     """
     clock = clock or SystemClock()
     filesystem = filesystem or local_filesystem()
@@ -107,7 +110,7 @@ async def running_store(
                     "--new-journal is for a store of one node: a broker of a cluster whose journal is gone leaves its "
                     "ISRs by itself, and copies its partitions from their leaders."
                 )
-            member = _cluster_member(settings, filesystem, clock, url, kafka, network, zookeeper)
+            member = _cluster_member(settings, filesystem, clock, url, kafka, network, zookeeper, tls)
             cluster_state = member.cluster_state
             await member.start()
             at_end.push_async_callback(member.stop)
@@ -138,6 +141,7 @@ def _cluster_member(
     kafka: str | None,
     network: "PeerNetwork | None",
     zookeeper: "MakeClient | None",
+    tls: "Tls | None",
 ) -> "ClusterMember":
     try:
         from logstore.cluster_member import ClusterMember
@@ -147,6 +151,10 @@ def _cluster_member(
         raise InvalidConfigError(
             "zookeeper.connect needs the package kazoo: pip install 'delta-logstore[cluster]'"
         ) from None
+    if network is None:
+        from logstore.replication.peer_network import PeerNetwork
+
+        network = PeerNetwork(tls if settings.peers_are_tls else None)
     return ClusterMember(settings, filesystem, clock, url, kafka, network, zookeeper)
 
 
@@ -161,6 +169,7 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
     if settings.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
+        tls = _tls(settings)
         listening = listening_socket(settings.host, settings.port, buffers=_socket_buffers(settings))
     except LogStoreError as error:
         return _fail(f"cannot listen: {error.message}")
@@ -185,7 +194,7 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
             kafka or contextlib.nullcontext(),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            runner.run(run(settings, listening, shared_port, kafka, new_journal=new_journal))
+            runner.run(run(settings, listening, shared_port, kafka, tls, new_journal=new_journal))
     except LogStoreError as error:
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
@@ -193,6 +202,17 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
         reason = "it is a file, and data has to be a directory" if is_file else error.strerror or str(error)
         return _fail(f"cannot use {settings.data}: {reason}")
     return 0
+
+
+def _tls(settings: Settings) -> "Tls | None":
+    """Return the TLS contexts; None if no listener uses TLS. Raises InvalidConfigError."""
+    options = settings.tls_options
+    if options is None:
+        return None
+    # The parser of certificates takes a tenth of the time of a start.
+    from logstore.tls.contexts import Tls
+
+    return Tls(options, SystemClock())
 
 
 def _kafka_socket(settings: Settings) -> socket.socket | None:
@@ -212,11 +232,12 @@ async def run(
     listening: socket.socket,
     shared_port: int | None = None,
     kafka: socket.socket | None = None,
+    tls: "Tls | None" = None,
     *,
     new_journal: bool = False,
 ) -> None:
     """Serve on ``listening`` until a signal; once the store is ready also on ``shared_port``, and for Kafka's clients
-    on ``kafka``.
+    on ``kafka``. ``tls`` has the contexts of the listeners that use TLS by the settings.
     """
     hosts = (
         {settings.host}
@@ -242,19 +263,22 @@ async def run(
             address=kafka_address,
             reason="Kafka's clients on other machines get this address of the broker: set kafka.listeners",
         )
-    url = url_of(listening, settings.host)
+    url = url_of(listening, settings.host, is_tls=settings.http_tls)
     authorizer, quotas = Authorizer(), Quotas()
-    listener = HttpListener(settings, authorizer, quotas)
+    listener = HttpListener(settings, authorizer, quotas, tls if settings.http_tls else None)
     stop = _Stop(listener)
     with _signals(stop):
         serving = asyncio.create_task(listener.serve(listening))
         # Objects of the start stay for good: the garbage collector need not look at them.
         gc.disable()
         try:
-            public_url = url_of(listening, settings.reachable_host)
-            async with running_store(
-                settings, authorizer, quotas, url=public_url, kafka=kafka_address, new_journal=new_journal
-            ) as store:
+            public_url = url_of(listening, settings.reachable_host, is_tls=settings.http_tls)
+            async with (
+                _renewed(tls),
+                running_store(
+                    settings, authorizer, quotas, url=public_url, kafka=kafka_address, tls=tls, new_journal=new_journal
+                ) as store,
+            ):
                 gc.collect()
                 gc.freeze()
                 gc.enable()
@@ -268,7 +292,7 @@ async def run(
                     if not listener.is_stopping:  # not announced if it was asked to stop while it started
                         if shared_port is not None:
                             await listener.serve_too(_shared_socket(settings, shared_port))
-                        async with _kafka_clients(settings, store, listener, kafka, advertised):
+                        async with _kafka_clients(settings, store, listener, kafka, advertised, tls):
                             with _announced(settings, url, kafka_address, kafka):
                                 async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
                                     await listener.until_stopping()
@@ -288,13 +312,14 @@ async def _kafka_clients(
     http: HttpListener,
     listening: socket.socket | None,
     advertised: tuple[str, int] | None,
+    tls: "Tls | None",
 ) -> AsyncIterator[None]:
     """Serve Kafka's clients, for as long as the block lasts."""
     if listening is None or advertised is None:
         yield
         return
     kafka_store = KafkaStore(settings, store.broker, store.groups, store.cluster_state, advertised)
-    kafka = KafkaListener(kafka_store, lambda: http.connection_count)
+    kafka = KafkaListener(kafka_store, lambda: http.connection_count, tls if settings.kafka_is_tls else None)
     http.count_also(lambda: kafka.connection_count)
     await kafka.open(listening)
     try:
@@ -373,6 +398,30 @@ def _kafka_remark(settings: Settings, advertised: str, listening: socket.socket)
         )
     where = address_of(host, port)
     return "" if advertised == where else f"; the store listens for them on {where}"
+
+
+@contextlib.asynccontextmanager
+async def _renewed(tls: "Tls | None") -> AsyncIterator[None]:
+    """Take changed certificates, for as long as the block lasts: SIGHUP asks for it at once."""
+    if tls is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    tasks = {asyncio.create_task(tls.watch())}
+
+    def renew_now() -> None:
+        task = asyncio.create_task(tls.renew())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, renew_now)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.contextmanager

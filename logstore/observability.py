@@ -167,6 +167,17 @@ KAFKA_REQUEST_SECONDS: Final = Histogram(
 KAFKA_CONNECTIONS: Final = Gauge(
     "logstore_kafka_connections", "Connections of Kafka's clients; bounded by max.connections.", registry=REGISTRY
 )
+TLS_CERTIFICATE_EXPIRY: Final = Gauge(
+    "logstore_tls_certificate_expiry_timestamp_seconds",
+    "When the certificate of ssl.keystore.location expires; 0 without TLS.",
+    registry=REGISTRY,
+)
+TLS_HANDSHAKES_FAILED: Final = Counter(
+    "logstore_tls_failed_handshakes",
+    "TLS handshakes that failed, by listener (HTTP, KAFKA, PEER); the log has the reasons.",
+    ("listener",),
+    registry=REGISTRY,
+)
 THROTTLED: Final = Counter(
     "logstore_throttled_requests",
     "Requests refused with 429, by the bound that was reached: journal, journal_topic, in_flight, idempotency_keys, "

@@ -23,6 +23,8 @@ from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GIB, MIB, PARTIT
 from logstore.local_path import local_path
 from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
 from logstore.settings_sources import DEFAULTS_FIELDS, ENV_PREFIX, from_environment, from_file
+from logstore.tls.options import PROTOCOLS, ClientAuth, TlsOptions
+from logstore.tls.principal_mapping import PrincipalMapping
 from logstore.topic_config import ConfigKind, nearest, validate_overrides
 
 #: The allowed values of a setting in words, by pydantic's name of the error.
@@ -44,6 +46,7 @@ _ADVERTISED_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0
 _ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - to know them
 _KAFKA_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _KAFKA_IDLE_MS = 600_000
+_SSL = "SSL://"
 _SECRET_LENGTH_MIN = 16
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
@@ -233,13 +236,50 @@ class Settings(BaseSettings):
     # ---- Kafka's clients
     kafka_listeners: str = Field(
         "127.0.0.1:9092",
-        description="Address for Kafka's clients: `host:port`, with or without `PLAINTEXT://`; port 0 takes a "
-        "free one. Empty: no listener. The start fails if the port is in use.",
+        description="Address for Kafka's clients: `host:port`, with or without `PLAINTEXT://`, or `SSL://host:port` "
+        "for TLS; port 0 takes a free one. Empty: no listener. The start fails if the port is in use.",
     )
     kafka_advertised_listeners: str | None = Field(
         None,
         description="Address, `host:port`, at which Kafka's clients reach this broker. Default: the one of "
-        "`kafka.listeners`; if that is an address for all interfaces, `advertised.host` or the name of this machine.",
+        "`kafka.listeners`; if that is an address for all interfaces, `advertised.host` or the name of this machine. "
+        "`PLAINTEXT://` or `SSL://` before it is that of `kafka.listeners`.",
+    )
+    # ---- TLS
+    http_tls: bool = Field(
+        default=False, description="Serve HTTP over TLS alone, with the certificate of `ssl.keystore.location`."
+    )
+    ssl_keystore_location: Path | None = Field(
+        None,
+        description="PEM file with the store's certificate, the chain to its CA, and the private key. A file that "
+        "changes is taken within seconds, or at SIGHUP, for new connections. Only its owner and group may read it.",
+    )
+    ssl_key_password: SecretStr | None = Field(
+        None, description="Password of the private key in `ssl.keystore.location`, if it is encrypted."
+    )
+    ssl_truststore_location: Path | None = Field(
+        None,
+        description="PEM file with the certificates of the CAs whose clients, and brokers, the store trusts.",
+    )
+    ssl_client_auth: ClientAuth = Field(
+        "none",
+        description="Whether clients show a certificate over TLS. With `requested` they need none, but one that they "
+        "show must be valid.",
+    )
+    ssl_enabled_protocols: tuple[str, ...] = Field(
+        tuple(PROTOCOLS), description="Versions of TLS: `TLSv1.2`, `TLSv1.3`, or both, separated by commas."
+    )
+    ssl_principal_mapping_rules: str = Field(
+        "DEFAULT",
+        description="How the subject of a client's certificate becomes the name of its principal: Kafka's rules "
+        "`RULE:pattern/replacement/[LU]` and `DEFAULT` (the whole subject), separated by commas. A client whose "
+        "subject fits none is refused.",
+    )
+    security_inter_broker_protocol: Literal["PLAINTEXT", "SSL"] = Field(
+        "PLAINTEXT",
+        description="With `SSL` the brokers of a cluster talk to each other over TLS. The certificate of each must be "
+        "valid by `ssl.truststore.location`, and for the address that the broker registers. All brokers need the same "
+        "value.",
     )
     # ---- between the brokers of a cluster
     inter_broker_port: int = Field(
@@ -401,9 +441,9 @@ class Settings(BaseSettings):
         except ValueError:
             raise ValueError(takes) from None
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "ssl_enabled_protocols", mode="before")
     @classmethod
-    def _split_hosts(cls, value: object) -> object:
+    def _split_list(cls, value: object) -> object:
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
     @field_validator("allowed_hosts")
@@ -411,6 +451,19 @@ class Settings(BaseSettings):
     def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(_HOST_NAME.fullmatch(name) for name in value):
             raise ValueError("it takes names such as logs.example or logs.example:8082")
+        return value
+
+    @field_validator("ssl_enabled_protocols")
+    @classmethod
+    def _check_protocols(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not set(value) <= PROTOCOLS.keys():
+            raise ValueError(f"it takes {', '.join(PROTOCOLS)}, separated by commas")
+        return value
+
+    @field_validator("ssl_principal_mapping_rules")
+    @classmethod
+    def _check_mapping_rules(cls, value: str) -> str:
+        PrincipalMapping.parse(value)
         return value
 
     @field_validator("topic_defaults", mode="before")
@@ -429,7 +482,7 @@ class Settings(BaseSettings):
                 )
         return validate_overrides({**theirs, **ours})
 
-    @field_validator("data", "log_dirs", mode="before")
+    @field_validator("data", "log_dirs", "ssl_keystore_location", "ssl_truststore_location", mode="before")
     @classmethod
     def _take_local_paths(cls, value: object) -> object:
         if not isinstance(value, (str, os.PathLike)):
@@ -464,7 +517,7 @@ class Settings(BaseSettings):
         if value is None or not value.strip():
             return None
         address = _kafka_address(value, port_min=1)
-        if host_and_port(address)[0] in _ALL_ADDRESSES:
+        if _without_protocol(address)[0] in _ALL_ADDRESSES:
             raise ValueError("clients connect to it: give a name or an address of this machine, and a port")
         return address
 
@@ -497,6 +550,32 @@ class Settings(BaseSettings):
         # A store of one node does not recognise its journal, so it would take another directory for an empty one.
         if self.log_dirs is not None and self.zookeeper_connect is None:
             raise ValueError("log.dirs is for a broker of a cluster: set zookeeper.connect, or leave log.dirs out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        wanted_by = [
+            name
+            for name, is_wanted in (
+                ("http.tls", self.http_tls),
+                ("SSL:// in kafka.listeners", self.kafka_is_tls),
+                ("security.inter.broker.protocol=SSL", self.peers_are_tls),
+            )
+            if is_wanted
+        ]
+        if wanted_by and self.ssl_keystore_location is None:
+            raise ValueError(f"{wanted_by[0]} needs a certificate: set ssl.keystore.location")
+        if self.ssl_truststore_location is None:
+            if self.peers_are_tls:
+                raise ValueError("security.inter.broker.protocol=SSL needs the CA: set ssl.truststore.location")
+            if self.ssl_client_auth != "none":
+                raise ValueError(f"ssl.client.auth={self.ssl_client_auth} needs a CA: set ssl.truststore.location")
+        advertised = self.kafka_advertised_listeners or ""
+        if "://" in advertised and advertised.startswith(_SSL) != self.kafka_is_tls:
+            raise ValueError(
+                f"kafka.advertised.listeners ({advertised}) and kafka.listeners ({self.kafka_listeners}) have "
+                "different protocols: give both the same"
+            )
         return self
 
     @model_validator(mode="after")
@@ -533,13 +612,39 @@ class Settings(BaseSettings):
     @property
     def kafka_address(self) -> tuple[str, int] | None:
         """The address on which to listen for Kafka's clients; None for no listener."""
-        return host_and_port(self.kafka_listeners) if self.kafka_listeners else None
+        return _without_protocol(self.kafka_listeners) if self.kafka_listeners else None
+
+    @property
+    def kafka_is_tls(self) -> bool:
+        """True if Kafka's clients connect over TLS."""
+        return self.kafka_listeners.startswith(_SSL)
+
+    @property
+    def peers_are_tls(self) -> bool:
+        """True if brokers connect to each other over TLS."""
+        return self.security_inter_broker_protocol == "SSL" and self.zookeeper_connect is not None
+
+    @property
+    def tls_options(self) -> TlsOptions | None:
+        """The settings of TLS; None if no listener uses it."""
+        location = self.ssl_keystore_location
+        if location is None or not (self.http_tls or self.kafka_is_tls or self.peers_are_tls):
+            return None
+        password = self.ssl_key_password
+        return TlsOptions(
+            location,
+            None if password is None else password.get_secret_value(),
+            self.ssl_truststore_location,
+            self.ssl_client_auth,
+            self.ssl_enabled_protocols,
+            self.ssl_principal_mapping_rules,
+        )
 
     def kafka_advertised(self, port: int) -> tuple[str, int]:
         """Return the host and port that are advertised to Kafka's clients; ``port`` is the one that is listened on."""
         if self.kafka_advertised_listeners is not None:
-            return host_and_port(self.kafka_advertised_listeners)
-        host, _ = host_and_port(self.kafka_listeners)
+            return _without_protocol(self.kafka_advertised_listeners)
+        host, _ = _without_protocol(self.kafka_listeners)
         if host in _ALL_ADDRESSES:
             host = self.advertised_host or socket.gethostname()
         return host, port
@@ -602,7 +707,8 @@ def with_kafka_port(settings: Settings, port: int | None, host: str) -> Settings
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     if "kafka_listeners" in given and settings.kafka_address is not None:
         host, _ = settings.kafka_address
-    return load_settings(**given | {"kafka_listeners": address_of(host, port)})
+    protocol = _SSL if settings.kafka_is_tls else ""
+    return load_settings(**given | {"kafka_listeners": protocol + address_of(host, port)})
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -617,17 +723,25 @@ def address_of(host: str, port: int) -> str:
 
 
 def _kafka_address(value: str, port_min: int) -> str:
-    """Return the ``host:port`` of a listener in Kafka's form. Raises ValueError."""
+    """Return the ``host:port`` of a listener in Kafka's form, with ``SSL://`` before it for TLS; ``PLAINTEXT://`` is
+    kept only if it was given. Raises ValueError.
+    """
     if "," in value:
         raise ValueError("it takes one address")
     protocol, separator, rest = value.strip().rpartition("://")
-    if separator and protocol.upper() != "PLAINTEXT":
-        raise ValueError(f"{protocol}:// is not supported yet: it takes PLAINTEXT://host:port, or host:port")
+    if protocol.upper().startswith("SASL_"):
+        raise ValueError(f"{protocol}:// is not supported yet, it comes with authentication: it takes SSL, PLAINTEXT")
+    if separator and protocol.upper() not in ("PLAINTEXT", "SSL"):
+        raise ValueError(f"{protocol}:// is unknown: it takes PLAINTEXT://host:port, SSL://host:port, or host:port")
     found = _KAFKA_ADDRESS.fullmatch(rest)
     if found is None or not port_min <= int(found["port"]) <= 65_535:
         raise ValueError("it takes host:port, such as 127.0.0.1:9092")
     # In Kafka a listener without a host means all addresses.
-    return rest if found["host"] else f"0.0.0.0:{found['port']}"
+    return protocol.upper() + separator + (rest if found["host"] else f"0.0.0.0:{found['port']}")
+
+
+def _without_protocol(address: str) -> tuple[str, int]:
+    return host_and_port(address.rpartition("://")[2])
 
 
 def setting_name(field: str) -> str:

@@ -18,6 +18,8 @@ CONFIG_FILE = Path("conf/logstore.toml")
 #: Fields with the defaults of topic keys; they are not single settings.
 DEFAULTS_FIELDS = ("broker_defaults", "topic_defaults")
 _TOPIC_PREFIX = "topic."
+#: A variable of clients that looks like a misspelt one of the store.
+_OF_CLIENTS = "LOGSTORE_SSL_PASSWORD"
 
 
 def variable_name(setting: str) -> str:
@@ -44,7 +46,7 @@ def from_environment(environment: Mapping[str, str], fields: Mapping[str, str]) 
             broker_defaults[broker_names[variable]] = text
         elif variable in topic_keys:
             topic_defaults[topic_keys[variable]] = text
-        elif variable.startswith(ENV_PREFIX):
+        elif variable.startswith(ENV_PREFIX) and variable != _OF_CLIENTS:
             name = variable.removeprefix(ENV_PREFIX).lower().replace("_", ".")
             if reason := why_without_meaning(name):
                 raise InvalidConfigError(f"no setting {variable}: {reason}")

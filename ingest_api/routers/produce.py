@@ -36,6 +36,7 @@ from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.context import Forwarding
 from logstore.broker.produce.batcher import SMALL_REQUEST_RECORDS_MAX, ToColumns, may_join
 from logstore.broker.produce.result import ProduceResult
 from logstore.broker.topics.ids import require_topic_id
@@ -219,7 +220,9 @@ async def _produce(request: Request, partition: int | None) -> Response:
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
-        may_be_small = head.may_join and identify is None
+        # Requests that join may be forwarded. One that may not joins no others, unless this broker leads its partition.
+        may_forward = partition is not None or context.forwarding is Forwarding.ALLOWED
+        may_be_small = head.may_join and identify is None and may_forward
         string_keys = head.string_keys(config)
         small = decode_small(topic, partition, body, string_keys=string_keys) if may_be_small and topic else None
         if topic is not None and small is not None:

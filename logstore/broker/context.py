@@ -4,7 +4,7 @@ import base64
 import binascii
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,13 @@ class TlsFacts:
     version: str
     cipher: str
     subject: str | None
+
+
+class ConnectionIdentity(NamedTuple):
+    """What the handshake of a connection has shown of its client."""
+
+    tls: TlsFacts | None
+    principal: Principal
 
 
 class Forwarding(StrEnum):
@@ -91,5 +98,7 @@ class RequestContext(msgspec.Struct, frozen=True):
 
 #: Kafka's principal for a client that did not authenticate.
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")
+#: A connection without TLS.
+PLAINTEXT: Final = ConnectionIdentity(None, ANONYMOUS)
 #: The store's own work: rolls, the topic of committed offsets, recovery.
 INTERNAL: Final = RequestContext("", "", "INTERNAL", "", None, Principal("Internal", "logstore"))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from logstore.cli.output import bytes_text, counted, print_json, print_table
 from logstore.command_line.command_group import FAILED
 from logstore.command_line.options import JsonOption, UrlOption, given_path, given_url
 
+if TYPE_CHECKING:
+    from logstore.tls.options import TlsOptions
+
 EXAMPLES = """\b
 Examples:
   logstore doctor
@@ -32,6 +35,7 @@ Examples:
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 _JAVA_SECONDS_MAX = 20
+_RENEW_DAYS = 14
 _DISK_BYTES_MIN = 1024**3
 
 
@@ -98,6 +102,8 @@ def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iter
         yield Check("settings", Status.fail, error.message, "Correct conf/logstore.toml or the LOGSTORE_* variable.")
         return
     running = url_of_data(settings.data)
+    if settings.tls_options is not None:
+        yield check_certificate(settings.tls_options)
     yield check_port(settings.host, settings.port, running)
     if settings.kafka_address is not None:
         yield check_port(*settings.kafka_address, kafka_of_data(settings.data), "--kafka-port")
@@ -186,6 +192,25 @@ def check_port(host: str, port: int, running: str | None, option: str = "--port"
             f"Stop the program that uses it, or choose another: {option} N",
         )
     return Check(name, Status.ok, f"free on {host}")
+
+
+def check_certificate(options: "TlsOptions") -> Check:
+    """Check the files of TLS as a start does, and how long the certificate is valid."""
+    from logstore.clock import SystemClock
+    from logstore.errors import InvalidConfigError
+    from logstore.tls.contexts import make_contexts
+
+    name, now_ms = "certificate", SystemClock().now_ms()
+    try:
+        certificate = make_contexts(options, now_ms).certificate
+    except InvalidConfigError as error:
+        return Check(
+            name, Status.fail, error.message, "Correct the file: the next start, or the next renewal, needs it."
+        )
+    found = f"{certificate.subject}, valid until {certificate.not_after}"
+    if certificate.not_after_ms - now_ms < _RENEW_DAYS * 86_400_000:
+        return Check(name, Status.warn, found, f"Renew {options.keystore_location}: the store takes the new file.")
+    return Check(name, Status.ok, found)
 
 
 def check_data(data: Path) -> Check:

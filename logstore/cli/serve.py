@@ -159,7 +159,7 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
         assert shared_port is not None
         for broker in found.brokers:
             typer.echo(f"broker {broker.id} has {broker.url} and pid {broker.pid}", err=True)
-        print(f"listening on {url_on(settings.host, shared_port)}", flush=True)
+        print(f"listening on {url_on(settings.host, shared_port, is_tls=settings.http_tls)}", flush=True)
         if kafka_found := kafka_addresses(settings.data, ids):
             print(f"Kafka's clients connect to {','.join(kafka_found)}", flush=True)
 

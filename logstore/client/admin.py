@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from logstore.backoff import backoffs
 from logstore.client.addresses import DEFAULT_URL
+from logstore.client.client_tls import ClientTls
 from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
 from logstore.client.connections import Response
 from logstore.client.metadata import MemberIdentity, OffsetAndTimestamp, TopicPartition, TopicPartitions, decode
@@ -100,7 +101,8 @@ class Admin:
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
     StoreUnreachableError, NetworkError or RequestTimedOutError if no response comes. ``request_timeout_ms`` bounds the
     wait for one response, ``default_api_timeout_ms`` bounds the retries of a request that is safe to repeat, and
-    ``metadata_max_age_ms`` bounds the age of the known brokers and leaders.
+    ``metadata_max_age_ms`` bounds the age of the known brokers and leaders. ``ssl_cafile``, ``ssl_certfile``,
+    ``ssl_keyfile`` and ``ssl_password`` are those of ``ClientTls``.
     """
 
     def __init__(
@@ -111,10 +113,15 @@ class Admin:
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 10_000,
         metadata_max_age_ms: int = DEFAULT_MAX_AGE_MS,
+        ssl_cafile: str | None = None,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
+        ssl_password: str | None = None,
     ) -> None:
         self._transport = Transport(
             bootstrap,
             client_id=client_id,
+            tls=ClientTls(ssl_cafile, ssl_certfile, ssl_keyfile, ssl_password),
             request_timeout_s=request_timeout_ms / 1000,
             retry_timeout_s=default_api_timeout_ms / 1000,
         )

@@ -22,10 +22,20 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 from logstore.client.addresses import is_loopback
+from logstore.client.client_tls import ClientTls, reason_of
 
 Body: TypeAlias = bytes | memoryview | None
 Read: TypeAlias = Callable[[http.client.HTTPResponse], Any]
 
+#: The environment's options.
+NO_OPTIONS = ClientTls()
+#: Parts of OpenSSL's names of the alerts by which a store refuses a client's certificate.
+_CERTIFICATE_ALERTS = (
+    "ALERT_CERTIFICATE",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_UNSUPPORTED_CERTIFICATE",
+    "ALERT_UNKNOWN_CA",
+)
 _CONNECT_SECONDS = 5.0
 # It is well below connections.max.idle.ms: the server must not close a kept connection just as a request is sent on it.
 _KEEPALIVE_SECONDS = 3.0
@@ -37,6 +47,10 @@ class NotConnectedError(Exception):
 
 class HostNotFoundError(NotConnectedError):
     """Raised when the name of the host has no address."""
+
+
+class TlsRefusedError(NotConnectedError):
+    """Raised when one side refuses the other's certificate, or does not speak TLS. Another try will not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +66,13 @@ class Connections:
     """Connections to the base URL ``url``. Safe from several threads.
 
     Proxies come from the environment (``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY``). Loopback names never use one,
-    because they mean another machine to a proxy.
+    because they mean another machine to a proxy. ``tls`` is for an address with https.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ClientTls = NO_OPTIONS) -> None:
         self.url = url
+        self._tls = tls
+        self._context: ssl.SSLContext | None = None
         self._to = urlsplit(url)
         # Both are changed by single operations of list and dict, which are atomic.
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
@@ -80,7 +96,7 @@ class Connections:
 
         ``read`` takes the content of a response from its connection; ``interrupt`` ends the request once
         ``is_cancelled`` returns True. Raises NotConnectedError, TimeoutError, and OSError or HTTPException if the
-        connection breaks.
+        connection breaks; InvalidConfigError for files of TLS.
         """
         connection = self._kept() or self._connect(min(timeout_s, _CONNECT_SECONDS))
         self._busy[connection] = is_cancelled
@@ -93,6 +109,14 @@ class Connections:
                 connection.request(method, self._prefix + target, body, {**self._proxy_headers, **headers})
             response = connection.getresponse()
             found = Response(response.status, response.headers, read(response))
+        except ssl.SSLError as error:
+            self._busy.pop(connection, None)
+            connection.close()
+            if not any(word in str(error.reason) for word in _CERTIFICATE_ALERTS):
+                raise
+            # By TLS 1.3 a store refuses a client's certificate after the handshake, and reads no request.
+            self._context = None
+            raise TlsRefusedError(reason_of(error, self.url)) from None
         except BaseException:
             self._busy.pop(connection, None)
             connection.close()
@@ -127,7 +151,8 @@ class Connections:
         # The thread that reads from the connection closes it.
         if self._take_from_busy(connection) and (sock := connection.sock) is not None:
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                # The method of an SSLSocket would take the TLS away from the thread that reads.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _take_from_busy(self, connection: http.client.HTTPConnection) -> bool:
         """Return True if this thread was the first to take it."""
@@ -154,7 +179,7 @@ class Connections:
         port = to.port or (443 if to.scheme == "https" else 80)
         host = to.hostname or ""
         if self._to.scheme == "https":
-            secure = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+            secure = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls_context())
             connection: http.client.HTTPConnection = secure
         else:
             connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -164,13 +189,18 @@ class Connections:
             connection.connect()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
+            if isinstance(error, ssl.SSLError):
+                self._context = None  # the next try reads the files again: they may have been renewed
+                raise TlsRefusedError(reason_of(error, self.url)) from None
             kind = HostNotFoundError if isinstance(error, socket.gaierror) else NotConnectedError
             raise kind(str(error) or type(error).__name__) from None
         return connection
 
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context()
+    def _tls_context(self) -> ssl.SSLContext:
+        context = self._context
+        if context is None:
+            context = self._context = self._tls.context()
+        return context
 
     @cached_property
     def _proxy(self) -> SplitResult | None:

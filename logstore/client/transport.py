@@ -32,7 +32,17 @@ import msgspec
 from logstore import errors
 from logstore.backoff import backoffs
 from logstore.client.addresses import Bootstrap, parse_bootstrap
-from logstore.client.connections import Body, Connections, HostNotFoundError, NotConnectedError, Read, Response
+from logstore.client.client_tls import ClientTls
+from logstore.client.connections import (
+    NO_OPTIONS,
+    Body,
+    Connections,
+    HostNotFoundError,
+    NotConnectedError,
+    Read,
+    Response,
+    TlsRefusedError,
+)
 from logstore.errors import LogStoreError
 from logstore.protocol import error_codes
 from logstore.protocol.messages.base import ErrorBody
@@ -57,7 +67,8 @@ class Transport:
     """Requests to the first address that responds, or to one broker. Safe from several threads.
 
     ``request_timeout_s`` bounds the wait for one response, ``retry_timeout_s`` the retries of a request that is safe to
-    repeat (0: none). ``client_id`` names this client in the store's metrics and logs.
+    repeat (0: none). ``client_id`` names this client in the store's metrics and logs, and ``tls`` is for addresses with
+    https.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class Transport:
         bootstrap: Bootstrap,
         *,
         client_id: str | None = None,
+        tls: ClientTls = NO_OPTIONS,
         request_timeout_s: float = 30.0,
         retry_timeout_s: float = 10.0,
     ) -> None:
@@ -75,7 +87,8 @@ class Transport:
         self._headers = {"Logstore-Client-Id": client_id} if client_id else {}
         # This lock guards changes of the following two, which are replaced as a whole.
         self._lock = threading.Lock()
-        self._connections = {url: Connections(url) for url in self.urls}
+        self._tls = tls
+        self._connections = {url: Connections(url, tls) for url in self.urls}
         # The addresses in the order in which they are tried: the first is the one that responded last.
         self._addresses = tuple(self._connections)
 
@@ -91,7 +104,7 @@ class Transport:
             if known.keys() == self._connections.keys() or self._stopped.is_set():
                 return
             left = [found for url, found in self._connections.items() if url not in known]
-            self._connections = {url: self._connections.get(url) or Connections(url) for url in known}
+            self._connections = {url: self._connections.get(url) or Connections(url, self._tls) for url in known}
             self._addresses = tuple(
                 sorted(known, key=lambda url: self._addresses.index(url) if url in self._addresses else len(known))
             )
@@ -133,7 +146,7 @@ class Transport:
         calls the function that it receives with a URL, or with None for any broker.
 
         Raises the error of ``logstore.errors`` that the response names; StoreUnreachableError, NetworkError,
-        RequestTimedOutError.
+        RequestTimedOutError, SslAuthenticationError.
         """
         if json is not None:
             content = msgspec.json.encode(json)
@@ -274,6 +287,8 @@ class Transport:
                 raise errors.NetworkError(_broken(url, what, error)) from None
         if all(isinstance(error, HostNotFoundError) for error in refused):
             raise errors.UnknownHostError(f"There is no such host: {', '.join(addresses)} ({refused[-1]})") from None
+        if all(isinstance(error, TlsRefusedError) for error in refused):
+            raise errors.SslAuthenticationError(f"No TLS with {', '.join(addresses)}: {refused[-1]}") from None
         raise errors.StoreUnreachableError(f"No store answers at {', '.join(addresses)} ({refused[-1]})") from None
 
     def _begin_with(self, url: str) -> None:
@@ -353,7 +368,11 @@ def _broken(url: str, what: str, error: Exception) -> str:
         return f"The connection to {url} broke during {what} {told}: whether it took effect is unknown"
     if isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.RemoteDisconnected):
         return f"No store answers at {url}: the answer to {what} is not HTTP {told}"
-    return f"The connection to {url} broke during {what} {told}: no store answers there, or it is being stopped"
+    # A store ends a handshake without a word if it wants a certificate and gets none.
+    refused = ", or it wants a certificate (ssl_certfile)" if url.startswith("https:") else ""
+    return (
+        f"The connection to {url} broke during {what} {told}: no store answers there, or it is being stopped{refused}"
+    )
 
 
 def _what(method: str, target: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.endpoint_file import read_endpoint
-from logstore.settings import Settings, address_of, host_and_port
+from logstore.settings import Settings, address_of
 
 _LISTENERS: Final = "LOGSTORE_KAFKA_LISTENERS"
 _ADVERTISED: Final = "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
@@ -15,7 +15,7 @@ _ADVERTISED: Final = "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Where a broker listens for Kafka's clients, and the address that it advertises.
+    """Where a broker listens for Kafka's clients (over TLS if ``is_tls``), and the address that it advertises.
 
     With port 0 a free port is chosen and kept. If another process takes that port while the broker does not run, a free
     one is chosen again; clients learn it from the other brokers.
@@ -24,10 +24,11 @@ class KafkaAddress:
     host: str
     port: int
     advertised: str | None = None
+    is_tls: bool = False
 
     def environment(self, port: int) -> dict[str, str]:
         told = {} if self.advertised is None else {_ADVERTISED: self.advertised}
-        return {_LISTENERS: address_of(self.host, port), **told}
+        return {_LISTENERS: f"{'SSL://' if self.is_tls else ''}{address_of(self.host, port)}", **told}
 
 
 #: The settings of a broker without a listener for Kafka's clients.
@@ -43,9 +44,9 @@ def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dic
     for at, broker_id in enumerate(broker_ids):
         advertised = None
         if settings.kafka_advertised_listeners is not None:
-            advertised_host, advertised_port = host_and_port(settings.kafka_advertised_listeners)
+            advertised_host, advertised_port = settings.kafka_advertised(port)
             advertised = address_of(advertised_host, advertised_port + at)
-        found[broker_id] = KafkaAddress(host, port + at if port else 0, advertised)
+        found[broker_id] = KafkaAddress(host, port + at if port else 0, advertised, settings.kafka_is_tls)
     return found
 
 

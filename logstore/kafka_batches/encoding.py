@@ -69,6 +69,36 @@ def encode_batch(
     batch: Buffer = bytes_of(codec.encode(records, base_offset, base_timestamp)) if rows else bytearray(HEADER_BYTES)
     if compression is not Compression.NONE:
         batch = bytearray(HEADER_BYTES) + deflate(compression, pa.py_buffer(batch)[HEADER_BYTES:])
+    view = memoryview(batch)
+    complete_batch(
+        view,
+        base_offset=base_offset,
+        end_offset=end_offset,
+        leader_epoch=leader_epoch,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        record_count=rows,
+        attributes=compression | LOG_APPEND_TIME * log_append_time | TRANSACTIONAL * transactional | CONTROL * control,
+        identity=identity,
+    )
+    return view
+
+
+def complete_batch(
+    batch: memoryview,
+    *,
+    base_offset: int,
+    end_offset: int,
+    leader_epoch: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    record_count: int,
+    attributes: int,
+    identity: BatchIdentity = NO_IDENTITY,
+) -> None:
+    """Write the header before the records in ``batch``, which follow HEADER_BYTES; the arguments are those of
+    ``encode_batch``.
+    """
     producer_id, producer_epoch, base_sequence = identity if identity.is_producers else (-1, -1, -1)
     header = BatchHeader(
         base_offset=base_offset,
@@ -76,15 +106,13 @@ def encode_batch(
         leader_epoch=leader_epoch,
         magic=MAGIC,
         crc=0,
-        attributes=compression | LOG_APPEND_TIME * log_append_time | TRANSACTIONAL * transactional | CONTROL * control,
+        attributes=attributes,
         last_offset_delta=end_offset - base_offset - 1,
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
-        record_count=rows,
+        record_count=record_count,
     )
-    view = memoryview(batch)
-    write_header(view, header)
-    return view
+    write_header(batch, header)

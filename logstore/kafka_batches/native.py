@@ -7,7 +7,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,11 +36,15 @@ _BATCH: Final = struct.Struct(f"{_BATCH_FIELDS}q")
 #: The struct found: fault, record, and the fields of ``Found``.
 _FOUND: Final = struct.Struct(f"{2 + len(Found._fields)}q")
 _COLUMNS: Final = struct.Struct("23q")
-_RECORDS: Final = struct.Struct("25q")
+_RECORDS: Final = struct.Struct("31q")
 _NO_HEADER_COLUMNS: Final = [0] * 10
-_NO_HEADER_SOURCES: Final = [0] * 12
+_NO_HEADER_SOURCES: Final = [0] * 15
 _RISING: Final = struct.pack("3q", 0, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
 _CONTIGUOUS: Final = struct.pack("3q", 1, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
+
+
+#: The ``struct source``: validity, bit of the first row in it, offsets, data, bytes before each value.
+Source: TypeAlias = tuple[int, int, int, int, int]
 
 
 class NativeCodec:
@@ -55,7 +59,7 @@ class NativeCodec:
             ("scan", (structure, number, structure, address)),
             ("decode", (structure, number, structure, structure)),
             ("encoded_size", (structure,)),
-            ("encode", (structure, address, number)),
+            ("encode", (structure, address, number, address)),
         ):
             function = getattr(functions, name)
             function.argtypes = arguments
@@ -111,22 +115,60 @@ class NativeCodec:
         )
 
     def encode(self, records: pa.RecordBatch, base_offset: int, base_timestamp: int) -> pa.Buffer:
-        offsets, timestamps, key, value, headers = records.columns
-        fields = [records.num_rows, base_offset, base_timestamp, _numbers(offsets), _numbers(timestamps)]
-        fields += [*_source(key), *_source(value)]
-        if headers.null_count < len(headers):
-            elements = headers.values
-            fields += [*_source(headers), *_source(elements.field("key")), *_source(elements.field("value"))]
-        else:
-            fields += _NO_HEADER_SOURCES
-        packed = _RECORDS.pack(*fields)
-        size = self._encoded_size(packed)
+        value = _source(records.column("value"))
+        packed = RecordColumns(records).packed(0, records.num_rows, value, None, base_offset, base_timestamp)
+        size = self.encoded_size(packed)
         if size + HEADER_BYTES > COLUMN_BYTES_MAX:
             raise ValueError(f"a record batch has at most {COLUMN_BYTES_MAX} bytes: encode fewer records at once")
         out = memory.allocate(HEADER_BYTES + size)
-        if not self._encode(packed, out.address + HEADER_BYTES, size):
+        if self._encode(packed, out.address + HEADER_BYTES, size, None) != size:
             raise AssertionError("the records were changed while they were encoded")
         return out
+
+    def encode_into(self, out: pa.Buffer, at: int, packed: bytes) -> tuple[int, int]:
+        """Write rows, packed by ``RecordColumns``, to ``out`` from its byte ``at`` on, as the records of a batch, up to
+        the first that does not fit. Return the number of rows that are done, those that are not kept included, and
+        the bytes that they took.
+        """
+        done = ctypes.c_int64()
+        size = self._encode(packed, out.address + at, out.size - at, ctypes.byref(done))
+        return done.value, size
+
+    def encoded_size(self, packed: bytes) -> int:
+        """Return the bytes that ``encode_into`` needs for all of the rows."""
+        return int(self._encoded_size(packed))
+
+
+class RecordColumns:
+    """The columns of records (LOG_SCHEMA) except their values, of which rows are encoded."""
+
+    def __init__(self, records: pa.RecordBatch) -> None:
+        offsets, timestamps, key, headers = map(records.column, ("offset", "timestamp", "key", "headers"))
+        # They own the memory.
+        self._columns = offsets, timestamps, key, headers
+        self._numbers = _numbers(offsets), _numbers(timestamps)
+        self._key = _source(key)
+        self._lists: Source | None = None
+        self._elements: tuple[int, ...] = ()
+        if headers.null_count < len(headers):
+            elements = headers.values
+            self._lists = _source(headers)
+            self._elements = (*_source(elements.field("key")), *_source(elements.field("value")))
+
+    def packed(
+        self, first: int, rows: int, value: Source, kept: np.ndarray | None, base_offset: int, base_timestamp: int
+    ) -> bytes:
+        """Return the ``struct records`` of ``rows`` rows from ``first`` on, with their values from elsewhere. ``kept``
+        is a boolean for each, None to keep all.
+        """
+        offsets, timestamps = self._numbers
+        fields = [rows, base_offset, base_timestamp, offsets + 8 * first, timestamps + 8 * first]
+        fields += [0 if kept is None else kept.ctypes.data, *_from_row(self._key, first), *value]
+        if self._lists is None:
+            fields += _NO_HEADER_SOURCES
+        else:
+            fields += [*_from_row(self._lists, first), *self._elements]
+        return _RECORDS.pack(*fields)
 
 
 def _packed(batches: Sequence[BatchRecords]) -> bytes:
@@ -147,8 +189,8 @@ def _header_columns(rows: int, found: Found) -> HeaderColumns:
     )
 
 
-def _source(column: pa.Array) -> tuple[int, int, int, int]:
-    """Return the ``struct source`` of a binary, text or list column, which may be a slice. A list has no data."""
+def _source(column: pa.Array) -> Source:
+    """Return the source of a binary, text or list column, which may be a slice. A list has no data."""
     valid, offsets, data, *_ = column.buffers()
     start = column.offset
     return (
@@ -156,7 +198,13 @@ def _source(column: pa.Array) -> tuple[int, int, int, int]:
         start,
         memory.address(offsets) + 4 * start,
         memory.address(data),
+        0,
     )
+
+
+def _from_row(source: Source, row: int) -> Source:
+    valid, bit, offsets, data, prefix = source
+    return valid, bit + row, offsets + 4 * row, data, prefix
 
 
 def _numbers(column: pa.Array) -> int:

@@ -75,17 +75,20 @@ struct columns {
     struct target header_key, header_value;
 };
 
-/* A column to encode. Bit `bit` of valid is of the first row, as is offsets[0]. */
+/* A column to encode. Bit `bit` of valid is of the first row, as is offsets[0]. `prefix` bytes before each value are not
+ * its own: none in Arrow's layout, 4 in a page of Parquet (plain_pages.c). */
 struct source {
     const uint8_t *valid;
     int64_t bit;
     const int32_t *offsets;
     const uint8_t *data;
+    int64_t prefix;
 };
 
 struct records {
     int64_t rows, base_offset, base_timestamp;
     const int64_t *offsets, *timestamps;
+    const uint8_t *kept; /* a byte for each row: 0 leaves it out. NULL where none is left out */
     struct source key, value, list, header_key, header_value; /* list.offsets is NULL where no record has headers */
 };
 
@@ -121,11 +124,8 @@ static inline int read_bytes(const uint8_t **at, const uint8_t *end, const uint8
 
 static inline uint64_t zigzag(int64_t value) { return ((uint64_t)value << 1) ^ (uint64_t)(value >> 63); }
 
-static inline int64_t varint_size(int64_t value) {
-    int64_t size = 1;
-    for (uint64_t raw = zigzag(value); raw >= 128; raw >>= 7) size++;
-    return size;
-}
+/* Seven bits a byte, rounded up; 0 has one bit here. */
+static inline int64_t varint_size(int64_t value) { return (70 - __builtin_clzll(zigzag(value) | 1)) / 7; }
 
 static inline uint8_t *write_varint(uint8_t *p, int64_t value) {
     uint64_t raw = zigzag(value);
@@ -333,7 +333,7 @@ EXPORT int64_t decode(const struct batch *batches, int64_t count, const struct r
 
 static inline int64_t length_of(const struct source *source, int64_t row) {
     if (!is_set(source->valid, source->bit + row)) return -1;
-    return (int64_t)source->offsets[row + 1] - source->offsets[row];
+    return (int64_t)source->offsets[row + 1] - source->offsets[row] - source->prefix;
 }
 
 static inline int64_t bytes_size(int64_t length) { return varint_size(length) + (length > 0 ? length : 0); }
@@ -341,7 +341,7 @@ static inline int64_t bytes_size(int64_t length) { return varint_size(length) + 
 static inline uint8_t *write_bytes(uint8_t *p, const struct source *source, int64_t row, int64_t length) {
     p = write_varint(p, length);
     if (length > 0) {
-        memcpy(p, source->data + source->offsets[row], (size_t)length);
+        memcpy(p, source->data + source->offsets[row] + source->prefix, (size_t)length);
         p += length;
     }
     return p;
@@ -375,22 +375,30 @@ static int64_t record_size(const struct records *records, int64_t row) {
     return size;
 }
 
-/* Bytes of the records, encoded. */
+static inline int is_kept(const struct records *records, int64_t row) {
+    return records->kept == NULL || records->kept[row];
+}
+
+/* Bytes of the kept records, encoded. */
 EXPORT int64_t encoded_size(const struct records *records) {
     int64_t total = 0;
     for (int64_t row = 0; row < records->rows; row++) {
+        if (!is_kept(records, row)) continue;
         int64_t size = record_size(records, row);
         total += varint_size(size) + size;
     }
     return total;
 }
 
-/* Write the records to out. Returns 1; 0 if they are not `size` bytes. */
-EXPORT int64_t encode(const struct records *records, uint8_t *out, int64_t size) {
+/* Write the kept records to out, up to the first that does not fit. Returns their bytes; *done, unless it is NULL, is how many
+ * rows these are, with those left out. */
+EXPORT int64_t encode(const struct records *records, uint8_t *out, int64_t size, int64_t *done) {
     uint8_t *p = out, *end_of_out = out + size;
-    for (int64_t row = 0; row < records->rows; row++) {
+    int64_t row = 0;
+    for (; row < records->rows; row++) {
+        if (!is_kept(records, row)) continue;
         int64_t first, end, bytes = record_size(records, row);
-        if (varint_size(bytes) + bytes > end_of_out - p) return 0;
+        if (varint_size(bytes) + bytes > end_of_out - p) break;
         headers_of(records, row, &first, &end);
         p = write_varint(p, bytes);
         *p++ = 0; /* attributes */
@@ -404,5 +412,6 @@ EXPORT int64_t encode(const struct records *records, uint8_t *out, int64_t size)
             p = write_bytes(p, &records->header_value, header, length_of(&records->header_value, header));
         }
     }
-    return p == end_of_out;
+    if (done != NULL) *done = row;
+    return p - out;
 }

@@ -1,6 +1,6 @@
 """One connection of a Kafka client: it reads requests, and sends the responses in the order of the requests.
 
-A connection is ready at once, because PLAINTEXT has no authentication. Requests are begun as they arrive, up to a
+A connection is ready at once, because only TLS authenticates clients. Requests are begun as they arrive, up to a
 bound; each has a task, except the fetch of an idle consumer while it waits (``idle_fetch``). Two kinds take turns:
 
 - Produce requests are appended one after the other; their acknowledgements are awaited together.
@@ -26,8 +26,14 @@ import structlog
 from prometheus_client import Counter, Histogram
 
 from logstore.broker.admission import InFlightBytes, Reservation
-from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
-from logstore.errors import LogStoreError, MalformedMessageError, ThrottledError, UnsupportedVersionError
+from logstore.broker.context import PLAINTEXT, Forwarding, RequestContext
+from logstore.errors import (
+    AuthorizationError,
+    LogStoreError,
+    MalformedMessageError,
+    ThrottledError,
+    UnsupportedVersionError,
+)
 from logstore.filesystem import Buffer
 from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Response, response_to, response_to_idle_fetch
 from logstore.kafka_listener.fetch_sessions import Fetching
@@ -92,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._name = listener.new_name()
         self.peer = ""
+        self._identity = PLAINTEXT
         self._reader = FrameReader(self._limits.request_bytes_max)
         self._in_hand: deque[_InHand] = deque()
         self._turn = Turn()
@@ -129,7 +136,12 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a class of asyncio.
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
-        if not self._listener.arrived(self):
+        is_welcome = self._listener.arrived(self)
+        try:
+            self._identity = self._listener.identify(transport)
+        except AuthorizationError:
+            is_welcome = False
+        if not is_welcome:
             self._is_ending = True
             self._transport.abort()
 
@@ -331,8 +343,8 @@ class Connection(asyncio.BufferedProtocol):
             _fit_for_a_log(request.client_id),
             LISTENER,
             self.peer,
-            None,
-            ANONYMOUS,
+            self._identity.tls,
+            self._identity.principal,
             Forwarding.REFUSED,
         )
 

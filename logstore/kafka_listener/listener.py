@@ -9,17 +9,21 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from logstore.broker.tls_identity import identify_by
 from logstore.entropy import random_bits
-from logstore.kafka_listener.connection import Connection
+from logstore.kafka_listener.connection import LISTENER, Connection
 from logstore.kafka_listener.listening import ConnectionLimits
 from logstore.kafka_listener.store import KafkaStore
-from logstore.listening_sockets import BACKLOG
 from logstore.observability import KAFKA_CONNECTIONS, FewLines
 from logstore.open_files import connections_within, open_files_limit
+from logstore.tls_server import TlsServer, serve
+
+if TYPE_CHECKING:  # Without TLS the parser of certificates is not imported.
+    from logstore.tls.contexts import Tls
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -31,16 +35,22 @@ _LOOK_SECONDS_MAX: Final = 5.0
 
 
 class KafkaListener:
-    """``other_connections`` returns the number on other listeners, which ``max.connections`` also counts."""
+    """``other_connections`` returns the number on other listeners, which ``max.connections`` also counts. With ``tls``
+    clients connect over TLS alone.
+    """
 
-    def __init__(self, store: KafkaStore, other_connections: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, store: KafkaStore, other_connections: Callable[[], int] = lambda: 0, tls: "Tls | None" = None
+    ) -> None:
         self.store = store
         self.limits = ConnectionLimits.of(store.settings)
         self._connections_max = connections_within(store.settings.max_connections, open_files_limit())
         self._other_connections = other_connections
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._tls = tls
+        self.identify = identify_by(tls)
+        self._server: asyncio.Server | TlsServer | None = None
         self._looking: asyncio.Task[None] | None = None
         self._all_gone = asyncio.Event()
         # A connection's name is the listener's name and a number.
@@ -55,8 +65,7 @@ class KafkaListener:
 
     async def open(self, listening: socket.socket) -> None:
         """Serve ``listening`` from now on; ``stop`` closes it."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), sock=listening, backlog=BACKLOG)
+        self._server = await serve(LISTENER, listening, lambda: Connection(self), self._tls)
         self._looking = asyncio.create_task(self._look())
 
     async def stop(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+from logstore.broker.tls_identity import Identify
 from logstore.kafka_listener.store import KafkaStore
 from logstore.observability import FewLines
 from logstore.settings import Settings
@@ -34,6 +35,8 @@ class Listener(Protocol):
 
     store: KafkaStore
     limits: ConnectionLimits
+    #: Returns the identity of a connection from its transport.
+    identify: Identify
     #: One line for each connection that was ended, except idle ones.
     ended: FewLines
 

@@ -8,7 +8,7 @@ so a batch at the end of a slice also covers the offsets after it that have no r
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -117,26 +117,52 @@ def _encoded(
     its end at the leader (KIP-320). Append times also split batches, because a batch has one for all of its records.
     """
     offsets = int64_values(records.column("offset"))
-    times = int64_values(records.column("timestamp"))
-    changes = np.flatnonzero(times[1:] != times[:-1]) + 1 if append_times else _NO_CHANGES
+    runs = BatchRuns(offsets, int64_values(records.column("timestamp")), epochs, append_times)
     row = 0
     while row < len(offsets):
-        base_offset = int(offsets[row])
-        epoch, epoch_end = _epoch_at(base_offset, epochs)
+        run = runs.run_from(row)
+        end = None if end_offset is None or run.end_row < len(offsets) else min(run.end_offset, end_offset)
+        yield encode_batch(
+            records.slice(row, run.end_row - row),
+            leader_epoch=run.leader_epoch,
+            end_offset=end,
+            log_append_time=run.is_append_time,
+        )
+        row = run.end_row
+
+
+class BatchRun(NamedTuple):
+    """Rows that one batch may have: up to ``end_row``, and up to ``end_offset`` if no other rows follow."""
+
+    end_row: int
+    end_offset: int
+    leader_epoch: int
+    is_append_time: bool
+
+
+class BatchRuns:
+    """The runs of rising records. The arguments are those of ``encode_history``."""
+
+    def __init__(self, offsets: np.ndarray, times: np.ndarray, epochs: Epochs, append_times: OffsetRanges) -> None:
+        self._offsets = offsets
+        self._changes = np.flatnonzero(times[1:] != times[:-1]) + 1 if append_times else _NO_CHANGES
+        self._epochs = epochs
+        self._append_times = append_times
+
+    def run_from(self, row: int) -> BatchRun:
+        """Return the run that begins with the row."""
+        base_offset = int(self._offsets[row])
+        epoch, epoch_end = _epoch_at(base_offset, self._epochs)
         limit = base_offset + _OFFSETS_MAX
         if epoch_end is not None:
             limit = min(limit, epoch_end)
-        stop = int(np.searchsorted(offsets, limit))
-        is_append_time, other_type = look_up(base_offset, append_times)
+        stop = int(np.searchsorted(self._offsets, limit))
+        is_append_time, other_type = look_up(base_offset, self._append_times)
         if other_type is not None:
-            stop = min(stop, int(np.searchsorted(offsets, other_type)))
-        if is_append_time and (at := int(np.searchsorted(changes, row, side="right"))) < len(changes):
-            stop = min(stop, int(changes[at]))
-        end = None if end_offset is None or stop < len(offsets) else min(limit, end_offset)
-        yield encode_batch(
-            records.slice(row, stop - row), leader_epoch=epoch, end_offset=end, log_append_time=is_append_time
-        )
-        row = stop
+            stop = min(stop, int(np.searchsorted(self._offsets, other_type)))
+        if is_append_time and (at := int(np.searchsorted(self._changes, row, side="right"))) < len(self._changes):
+            stop = min(stop, int(self._changes[at]))
+        return BatchRun(stop, limit, epoch, is_append_time)
 
 
 def gap_batch(start: int, end: int, epochs: Epochs) -> Buffer:

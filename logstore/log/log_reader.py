@@ -25,7 +25,8 @@ from logstore.limits import MIB, SEARCHED_BYTES_MAX
 from logstore.log.isolation import Isolation
 from logstore.log.kafka_records import gap_batch
 from logstore.log.partition_log import PartitionLog
-from logstore.log.slice_reader import Search, Slice, SliceReader, Wanted
+from logstore.log.slice_reader import SliceReader
+from logstore.log.slices import Search, Slice, Wanted
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import RecordBatch
 from logstore.records.schema import LOG_SCHEMA

@@ -1,15 +1,16 @@
 """One slice of a partition's records at a time, read and decoded in a thread: from a row group, or frames of the tail.
 
 Decoded records that were not all handed out are kept, bounded in bytes, because consumers come back for the next slice
-(``_Reading``). Footers of segments are also kept: a segment's name is never used again, so its footer never changes.
+(``_Begun``). Footers of segments are also kept: a segment's name is never used again, so its footer never changes.
 One lock guards all state; no disk is read while it is held.
 """
 
+import contextlib
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,24 +25,29 @@ from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES, ROW_
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records, stored_batches
 from logstore.log.kafka_records import Epochs, encode_history, filter_frames, frame_batches, wire_bytes
+from logstore.log.paged_history import PagedHistory
+from logstore.log.slices import Search, Slice, Wanted
 from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
-from logstore.records.where.evaluation import Where
+from logstore.segments.chunk_memory import ChunkMemory
 from logstore.segments.foreign_names import is_file
-from logstore.segments.reader import SegmentIndex, read_index, read_row_group, row_group_batches
+from logstore.segments.reader import SegmentIndex, read_index, read_paged, read_row_group, row_group_batches
 from logstore.segments.row_group import RowGroup
 from logstore.segments.row_group_files import (
     RowGroupFile,
     read_row_group_file,
     row_group_files,
+    write_kept_rows,
     write_row_group_file,
 )
+from logstore.segments.value_pages import OtherPageError
 from logstore.table_files import TableFiles
 
 T = TypeVar("T")
 C = TypeVar("C")
-_FOOTERS_CACHED = 1024
+R = TypeVar("R", "_Decoded", PagedHistory)
+_FOOTERS_BYTES = 32 * MIB
 # Footers take some 700 bytes for each row group of a segment.
 _ROW_GROUP_FILES_CACHED = 128
 # A page of each column, and a batch of their rows.
@@ -55,48 +61,6 @@ _STATISTICS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Generic[C]):
-    """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``.
-
-    Reading continues at ``next_offset``. ``is_full``: the next record or frame was left out because it did not fit.
-    ``searched_bytes``: with ``Wanted.search``, the bytes of the records that were searched.
-    """
-
-    batches: list[C]
-    count: int
-    num_bytes: int
-    next_offset: int
-    is_full: bool = False
-    searched_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """A search for the records that ``where`` selects. It looks at records of at most ``max_bytes``, and one batch
-    more.
-    """
-
-    where: Where
-    max_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The wanted records of [start, end), up to ``max_bytes``; the first one, whatever its size, unless
-    ``may_be_empty``.
-
-    No reader may get the records below ``log_start``. With a ``search`` there may be no records.
-    """
-
-    start: int
-    end: int
-    max_bytes: int
-    may_be_empty: bool
-    log_start: int
-    search: Search | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Place:
     """A row group of the segment ``name``; the next record after it has an offset of at least ``scanned_to``."""
 
@@ -105,23 +69,33 @@ class _Place:
     group: RowGroup
     scanned_to: int
 
+    @property
+    def key(self) -> object:
+        return self.files.where(self.name), self.group.index
 
-class _Reading:
-    """A row group, or a large frame of the tail, decoded as far as it was returned: to ``next_offset``.
+
+class _Begun(NamedTuple):
+    """A reading of ``key``, done up to ``next_offset``."""
+
+    key: object
+    next_offset: int
+    reading: "_Decoded | PagedHistory"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.reading.num_bytes
+
+
+class _Decoded:
+    """A row group, or a large frame of the tail, decoded as far as it was returned.
 
     An iteration begins with the batch in which the previous iteration stopped.
     """
 
-    def __init__(self, key: object, num_bytes: int, batches: Iterator[pa.RecordBatch]) -> None:
-        self.key = key
-        self.next_offset = -1
+    def __init__(self, num_bytes: int, batches: Iterator[pa.RecordBatch]) -> None:
         self._decoder_bytes = num_bytes
         self._batches = batches
         self._left_in: pa.RecordBatch | None = None
-
-    @property
-    def place(self) -> tuple[object, int]:
-        return self.key, self.next_offset
 
     @property
     def num_bytes(self) -> int:
@@ -142,9 +116,10 @@ class SliceReader:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         #: The reading that was used last comes last.
-        self._begun: list[_Reading] = []
-        self._indices: LRUCache[str, SegmentIndex] = LRUCache(_FOOTERS_CACHED)
-        self._row_group_files: LRUCache[str, tuple[RowGroupFile | None, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
+        self._begun: list[_Begun] = []
+        self._indices: LRUCache[str, SegmentIndex] = LRUCache(_FOOTERS_BYTES, getsizeof=_footer_bytes)
+        self._row_group_files: LRUCache[str, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
+        self._memory = ChunkMemory()
         self._lock = threading.Lock()
 
     def read_frames(self, frames: Sequence[IndexedFrame], wanted: Wanted) -> Slice[pa.RecordBatch]:
@@ -188,9 +163,18 @@ class SliceReader:
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted, epochs: Epochs
     ) -> Slice[Buffer]:
         """Read like ``read_segment``, but return the rows as Kafka's record batches, beginning at ``wanted.start``."""
-        rows = self.read_segment(files, segment, following, wanted)
-        append_times = self._index(files, segment).log_append_times
-        batches = encode_history(rows.batches, rows.next_offset, epochs, append_times)
+        place = self._place(files, segment, following, wanted)
+        if place is None:
+            return _nothing_until(following, wanted)
+        index = self._index(files, segment)
+        with contextlib.suppress(OtherPageError):
+            paged = self._paged(place, index, wanted.start)
+            if paged is not None:
+                found = paged.read(wanted, place.scanned_to, epochs, index.log_append_times)
+                self._keep(place.key, found.next_offset, paged, place.scanned_to)
+                return found
+        rows = self._rows(place, wanted)
+        batches = encode_history(rows.batches, rows.next_offset, epochs, index.log_append_times)
         return Slice(batches, rows.count, sum(map(len, batches)), rows.next_offset, rows.is_full)
 
     def read_segment(
@@ -211,7 +195,11 @@ class SliceReader:
     ) -> Slice[RecordBatch]:
         """Read like ``read_segment``, but return the whole row group as it is stored."""
         place = self._place(files, segment, following, wanted)
-        return _nothing_until(following, wanted) if place is None else self._stored_row_group(place, wanted)
+        return (
+            _nothing_until(following, wanted)
+            if place is None
+            else self._stored_row_group(place, self._index(files, segment), wanted)
+        )
 
     def _place(self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted) -> _Place | None:
         groups = self._groups(files, segment)
@@ -225,39 +213,58 @@ class SliceReader:
         files, name, group = place.files, place.name, place.group
         num_bytes = group.stored_bytes + _DECODER_BYTES
         return self._read_on(
-            (files.where(name), group.index),
+            place.key,
             num_bytes,
             lambda: row_group_batches(files, name, group),
             wanted,
             place.scanned_to,
         )
 
-    def _stored_row_group(self, place: _Place, wanted: Wanted) -> Slice[RecordBatch]:
+    def _stored_row_group(self, place: _Place, index: SegmentIndex, wanted: Wanted) -> Slice[RecordBatch]:
         """Return the row group as it is; its reader leaves out the records below ``wanted.start``. Only some of its
         rows are returned if others are deleted, or if it cannot be checked as it is.
         """
         group = place.group
+        in_file: tuple[RowGroupFile, ...] = ()
         if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
             in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
-            if in_file and (file := in_file[group.index]) is not None:
-                # The response has batches already: this row group may be too large, or begin with records that they
-                # contain, because a merge or a roll has just made it.
-                if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
-                    return Slice([], 0, 0, wanted.start)
-                payload = read_row_group_file(place.files, place.name, file)
-                batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
-                count = min(group.num_rows, group.last_offset + 1 - wanted.start)
-                return Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
-            if in_file and not wanted.may_be_empty:
-                # Rows of the group are deleted. The others come at once, as a whole row group does: a reader that gets
-                # them in many small parts sends many requests.
-                wanted = replace(wanted, max_bytes=max(wanted.max_bytes, ROW_GROUP_BYTES_MAX))
+        if in_file:
+            file = in_file[group.index]
+            # The response has batches already: this row group may be too large, or begin with records that they
+            # contain, because a merge or a roll has just made it.
+            if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
+                return Slice([], 0, 0, wanted.start)
+            found = self._whole_row_group(place, file, index, wanted.start)
+            if found is not None:
+                count = min(found.record_count, group.last_offset + 1 - wanted.start)
+                return Slice([found], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
+            # The rows that are left come at once, as a whole row group does: a reader that gets them in many small
+            # parts sends many requests.
+            wanted = replace(wanted, max_bytes=max(wanted.max_bytes, ROW_GROUP_BYTES_MAX))
         rows = self._rows(place, wanted)
         if not rows.batches:
             return Slice([], 0, 0, rows.next_offset)
         first_offset = int(int64_values(rows.batches[0].column("offset"))[0])
         batch = RecordBatch(first_offset, 0, rows.count, PARQUET, write_row_group_file(rows.batches))
         return Slice([batch], rows.count, rows.num_bytes, rows.next_offset, rows.is_full)
+
+    def _whole_row_group(
+        self, place: _Place, file: RowGroupFile, index: SegmentIndex, start: int
+    ) -> RecordBatch | None:
+        """Return a row group as it is stored, or the rows from the offset ``start`` on that are left of it; None if the
+        pages of these cannot be copied.
+        """
+        group = place.group
+        if not file.has_deleted:
+            payload = read_row_group_file(place.files, place.name, file)
+            return RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
+        with contextlib.suppress(OtherPageError):
+            paged = read_paged(place.files, place.name, index, group, self._memory)
+            if paged is not None:
+                kept = write_kept_rows(paged, start)
+                self._memory.give_back(paged.values.chunk)
+                return RecordBatch(kept.first_offset, 0, kept.num_rows, PARQUET, kept.payload)
+        return None
 
     def _read_on(
         self,
@@ -268,24 +275,43 @@ class SliceReader:
         scanned_to: int,
     ) -> Slice[pa.RecordBatch]:
         """Cut the batches from ``begin``, as ``_cut`` does, continuing where the last slice ended."""
-        reading = self._take_begun(key, wanted.start) or _Reading(key, num_bytes, begin())
+        reading = self._take_begun(key, wanted.start, _Decoded) or _Decoded(num_bytes, begin())
         found = _cut(reading, wanted, scanned_to)
-        if found.next_offset < scanned_to:
-            reading.next_offset = found.next_offset
-            with self._lock:
-                same = [other for other in self._begun if other.place == reading.place]
-                if len(same) == _READINGS_OF_A_PLACE:
-                    self._begun.remove(same[0])
-                self._begun.append(reading)
-                while sum(begun.num_bytes for begun in self._begun) > READINGS_BYTES_MAX:
-                    del self._begun[0]
+        self._keep(key, found.next_offset, reading, scanned_to)
         return found
 
-    def _take_begun(self, key: object, offset: int) -> "_Reading | None":
+    def _paged(self, place: _Place, index: SegmentIndex, start: int) -> PagedHistory | None:
+        """Return the reading of a row group whose values stay in pages; None if they cannot."""
+        if begun := self._take_begun(place.key, start, PagedHistory):
+            return begun
+        group = read_paged(place.files, place.name, index, place.group, self._memory)
+        return None if group is None else PagedHistory(group)
+
+    def _keep(self, key: object, next_offset: int, reading: _Decoded | PagedHistory, scanned_to: int) -> None:
+        """Keep a reading for the next slice, if there is any before ``scanned_to``. The memory of readings that are not
+        kept is used again.
+        """
+        dropped: list[_Decoded | PagedHistory] = []
+        if next_offset >= scanned_to:
+            dropped.append(reading)
+        else:
+            with self._lock:
+                same = [at for at, begun in enumerate(self._begun) if begun[:2] == (key, next_offset)]
+                if len(same) == _READINGS_OF_A_PLACE:
+                    dropped.append(self._begun.pop(same[0]).reading)
+                self._begun.append(_Begun(key, next_offset, reading))
+                while sum(begun.num_bytes for begun in self._begun) > READINGS_BYTES_MAX:
+                    dropped.append(self._begun.pop(0).reading)
+        for one in dropped:
+            if isinstance(one, PagedHistory):
+                self._memory.give_back(one.chunk)
+
+    def _take_begun(self, key: object, offset: int, kind: type[R]) -> R | None:
         with self._lock:
-            for at, reading in enumerate(self._begun):
-                if reading.place == (key, offset):
-                    return self._begun.pop(at)
+            for at, begun in enumerate(self._begun):
+                if begun[:2] == (key, offset) and isinstance(begun.reading, kind):
+                    del self._begun[at]
+                    return begun.reading
         return None
 
     def count_from(self, files: TableFiles, segment: SegmentFile, start: int) -> int:
@@ -379,6 +405,11 @@ class SliceReader:
             with self._lock:
                 cache[place] = found
         return found
+
+
+def _footer_bytes(index: SegmentIndex) -> int:
+    # The cache takes nothing that is larger than the whole.
+    return min(index.num_bytes, _FOOTERS_BYTES)
 
 
 def _nothing_until(following: int, wanted: Wanted) -> Slice[C]:

@@ -153,7 +153,8 @@ class MessageStream(asyncio.BufferedProtocol):
         if self.transport is not None and self.is_open:
             self.refuse_rest()
             self.release()
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS has no half-closed connections.
+                self.transport.write_eof()
             self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
     def abort(self) -> None:

@@ -1,11 +1,15 @@
-"""The network between brokers: TCP, in one place, so that a simulation can replace it."""
+"""The network between brokers: TCP, with TLS or without, in one place, so that a simulation can replace it."""
 
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from logstore.listening_sockets import SocketBuffers, bound_socket
+from logstore.tls_server import serve
+
+if TYPE_CHECKING:  # Without TLS the parser of certificates is not imported.
+    from logstore.tls.contexts import Tls
 
 
 class Listening(Protocol):
@@ -16,15 +20,19 @@ class Listening(Protocol):
 
 
 class PeerNetwork:
-    """Connects brokers by TCP sockets of the machine."""
+    """Connects brokers by TCP sockets of the machine, over TLS unless ``tls`` is None."""
+
+    def __init__(self, tls: "Tls | None" = None) -> None:
+        self._tls = tls
 
     async def connect(
         self, host: str, port: str, make_protocol: Callable[[], asyncio.BaseProtocol], buffers: SocketBuffers
     ) -> None:
         """Connect a protocol to the first address of ``host`` that answers. Raises the last one's OSError if none
-        does.
+        does, also if the certificate there is not one of ``host`` that the trust store vouches for.
         """
         loop = asyncio.get_running_loop()
+        context, name = (None, None) if self._tls is None else (self._tls.client, host)
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for at, (family, kind, number, _, where) in enumerate(found, start=1):
             connecting = socket.socket(family, kind, number)
@@ -32,7 +40,7 @@ class PeerNetwork:
                 connecting.setblocking(False)
                 buffers.apply(connecting)
                 await loop.sock_connect(connecting, where)
-                await loop.create_connection(make_protocol, sock=connecting)
+                await loop.create_connection(make_protocol, sock=connecting, ssl=context, server_hostname=name)
                 return
             except BaseException as error:
                 connecting.close()
@@ -47,4 +55,4 @@ class PeerNetwork:
         """
         listening = bound_socket(host, port, buffers)
         bound_port = listening.getsockname()[1]
-        return await asyncio.get_running_loop().create_server(make_protocol, sock=listening), bound_port
+        return await serve("PEER", listening, make_protocol, self._tls), bound_port

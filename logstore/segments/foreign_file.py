@@ -148,13 +148,22 @@ class ForeignFile:
         return " and ".join(source.parquet.place for source in self._sources)
 
     @property
-    def stored_groups(self) -> list[int | None]:
-        """For each of ``groups`` the stored row group with the same rows; None if there is none, because rows of it are
-        deleted or in another order.
+    def stored_groups(self) -> list[tuple[int, bool]]:
+        """For each of ``groups`` the stored row group that has its rows, and whether it also has deleted rows. Empty if
+        the rows are in another order than stored.
         """
         if self._order is not None:
-            return [None] * len(self.groups)
-        return [None if source.has_deleted(group) else group for source, group, _ in self._stored]
+            return []
+        return [(group, source.has_deleted(group)) for source, group, _ in self._stored]
+
+    def kept_rows(self, index: int) -> tuple[int, npt.NDArray[np.bool_] | None] | None:
+        """Return the stored row group that has the rows of one of ``groups``, in their order, and which of its rows are
+        not deleted (None: all); None if there is no such row group.
+        """
+        if self._order is not None:
+            return None
+        source, group, _ = self._stored[index]
+        return group, source.kept_rows(group)
 
     @property
     def order_bytes(self) -> int:
@@ -241,6 +250,18 @@ class _Source:
         low, high = self._first_rows[group : group + 2]
         return not self._deleted.isdisjoint(BitMap64(range(low, high)))
 
+    def kept_rows(self, group: int) -> npt.NDArray[np.bool_] | None:
+        """Return which rows of the row group are not deleted; None if none is."""
+        return self._kept(*self._first_rows[group : group + 2])
+
+    def _kept(self, low: int, high: int) -> npt.NDArray[np.bool_] | None:
+        gone = self._deleted & BitMap64(range(low, high))
+        if not gone:
+            return None
+        kept = np.ones(high - low, dtype=bool)
+        kept[np.array(gone.to_array(), dtype=np.int64) - low] = False
+        return kept
+
     def scan(self) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield offsets and timestamps (ms) of each row group."""
         for group in range(self.parquet.metadata.num_row_groups):
@@ -259,10 +280,9 @@ class _Source:
         for batch in self.parquet.read(group, columns, rows):
             # The batch is converted first, because Arrow cannot take rows of every type that others write.
             records = _as_log(self.parquet, batch, columns)
-            if gone := self._deleted & BitMap64(range(at, at + batch.num_rows)):
-                stays = np.ones(batch.num_rows, dtype=bool)
-                stays[np.array(gone.to_array(), dtype=np.int64) - at] = False
-                records = records.filter(pa.array(stays))
+            kept = self._kept(at, at + batch.num_rows)
+            if kept is not None:
+                records = records.filter(pa.array(kept))
             at += batch.num_rows
             if records.num_rows:
                 yield records

@@ -6,7 +6,7 @@ own page checksums are verified if they exist.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError
 from logstore.limits import ROW_GROUP_ROWS_MAX
 from logstore.segments import checksums
+from logstore.segments.chunk_memory import Bytes, ChunkMemory
 from logstore.segments.footer import SegmentFooter, decode_footer, is_segment
 from logstore.segments.names import parse_segment_name
 from logstore.table_files import TableFiles
@@ -70,6 +71,20 @@ class ParquetFile:
         except BAD_BYTES as error:
             raise self.damaged_in(row_group, error) from error
 
+    def read_chunk(self, row_group: int, column: str, memory: ChunkMemory) -> Bytes:
+        """Read the bytes of a column chunk of a file with checksums into ``memory``. Raises OSError, and
+        CorruptionError if they have changed since they were written.
+        """
+        (leaf,) = self._leaves([column])
+        first = row_group * self.metadata.num_columns + leaf
+        (begin, _), (end, _) = self.chain[first : first + 2]
+        chunk = memory.take(end - begin)
+        try:
+            self._read_checked(row_group, [(leaf, chunk.data)])
+        except BAD_BYTES as error:
+            raise self.damaged_in(row_group, error) from error
+        return chunk
+
     def verify(self) -> None:
         """Read the whole file. Raises OSError, and CorruptionError if a byte has changed since it was written."""
         columns = {self._column(leaf).split(".")[0] for leaf in range(self.metadata.num_columns)}
@@ -97,19 +112,26 @@ class ParquetFile:
 
     def _checked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
         """Return an image of the file with only these columns of a row group. Raises ValueError if they are damaged."""
-        leaves = self.metadata.num_columns
+        first = row_group * self.metadata.num_columns
         # Memory pages of the image that are never written take no memory.
-        image = np.empty(self.chain[(row_group + 1) * leaves][0], dtype=np.uint8)
-        wanted = [
-            (leaf, *self.chain[row_group * leaves + leaf], *self.chain[row_group * leaves + leaf + 1])
-            for leaf in range(leaves)
-            if self._column(leaf).split(".")[0] in columns
-        ]
-        self.files.read_ranges(self.name, [(begin, image[begin:end].data) for _, begin, _, end, _ in wanted])
-        for leaf, begin, before, end, after in wanted:
-            if crc32c(image[begin:end].data, before) != after:
-                raise ValueError(f"the checksum of column {self._column(leaf)} does not match")
+        image = np.empty(self.chain[first + self.metadata.num_columns][0], dtype=np.uint8)
+        self._read_checked(
+            row_group,
+            [
+                (leaf, image[self.chain[first + leaf][0] : self.chain[first + leaf + 1][0]].data)
+                for leaf in self._leaves(columns)
+            ],
+        )
         return pa.py_buffer(image)
+
+    def _read_checked(self, row_group: int, chunks: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill a buffer with each column chunk. Raises ValueError if one is damaged."""
+        first = row_group * self.metadata.num_columns
+        self.files.read_ranges(self.name, [(self.chain[first + leaf][0], buffer) for leaf, buffer in chunks])
+        for leaf, buffer in chunks:
+            (_, before), (_, after) = self.chain[first + leaf : first + leaf + 2]
+            if crc32c(buffer, before) != after:
+                raise ValueError(f"the checksum of column {self._column(leaf)} does not match")
 
     def _unchecked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
         """Return the same image of another writer's file: its column chunks are where its footer says."""
@@ -123,6 +145,9 @@ class ParquetFile:
         image = np.empty(max((end for _, end in bounds), default=0), dtype=np.uint8)
         self.files.read_ranges(self.name, [(begin, image[begin:end].data) for begin, end in bounds])
         return pa.py_buffer(image)
+
+    def _leaves(self, columns: Collection[str]) -> list[int]:
+        return [leaf for leaf in range(self.metadata.num_columns) if self._column(leaf).split(".")[0] in columns]
 
     def _column(self, leaf: int) -> str:
         return str(self.metadata.schema.column(leaf).path)

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from logstore.errors import CorruptionError
+from logstore.kafka_batches.plain_pages import PAGE_CODEC
 from logstore.limits import MIB
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
+from logstore.segments.chunk_memory import ChunkMemory
 from logstore.segments.footer import SegmentFooter, is_segment, log_append_times
 from logstore.segments.foreign_file import ForeignFile, open_foreign
 from logstore.segments.foreign_names import foreign_records, is_file
@@ -23,6 +25,7 @@ from logstore.segments.names import known_segment_name, parse_segment_name, part
 from logstore.segments.offset_ranges import OffsetRanges
 from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.row_group import RowGroup
+from logstore.segments.value_pages import DECODED, PagedRowGroup, read_value_pages
 from logstore.segments.writer import Segment
 from logstore.table_files import TableFiles
 
@@ -106,20 +109,28 @@ def find_segments(files: TableFiles, partition: int, start: int, end: int) -> Fo
 
 
 class SegmentIndex(NamedTuple):
-    """The row groups of a segment, and ``SegmentFooter.log_append_times``."""
+    """The row groups of a segment, and ``SegmentFooter.log_append_times``. ``file`` is the segment, open; None if the
+    records are those of another writer's file, or of several files.
+    """
 
     groups: tuple[RowGroup, ...]
     log_append_times: OffsetRanges
+    file: ParquetFile | None
+
+    @property
+    def num_bytes(self) -> int:
+        """About the memory that it takes: parsed, a footer takes some ten times its bytes."""
+        return 1024 + 512 * len(self.groups) + (0 if self.file is None else 10 * self.file.metadata.serialized_size)
 
 
 def read_index(files: TableFiles, name: str) -> SegmentIndex:
     """Read the row groups, as ``row_groups`` does, and the append times."""
     path = _segment_of(files, name)
     if path is None:
-        return SegmentIndex(open_foreign(files, name).groups, ())
+        return SegmentIndex(open_foreign(files, name).groups, (), None)
     file = open_parquet(files, path)
     groups = _row_groups(file) if path == name else open_foreign(files, name).groups
-    return SegmentIndex(groups, log_append_times(file.metadata.metadata or {}, file.place))
+    return SegmentIndex(groups, log_append_times(file.metadata.metadata or {}, file.place), file)
 
 
 def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
@@ -155,6 +166,27 @@ def row_group_batches(
     if (foreign := _foreign(files, name)) is not None:
         return foreign.batches(group.index, [name for name in LOG_SCHEMA.names if name in columns], rows)
     return _batches(open_parquet(files, name), group.index, columns, rows)
+
+
+def read_paged(
+    files: TableFiles, name: str, index: SegmentIndex, group: RowGroup, memory: ChunkMemory
+) -> PagedRowGroup | None:
+    """Read a row group of the segment ``name``, masked or not, with the pages of its values in ``memory``; None if they
+    cannot be taken as they are, or if this process has no library for it. Raises FileNotFoundError, OSError, and
+    CorruptionError if it does not read back.
+    """
+    file = index.file
+    if PAGE_CODEC is None or file is None or not file.chain:
+        return None
+    stored = (group.index, None) if is_file(name) else open_foreign(files, name).kept_rows(group.index)
+    if stored is None:
+        return None
+    row_group, kept = stored
+    values = read_value_pages(PAGE_CODEC, file, row_group, memory)
+    if values is None:
+        return None
+    batches = list(_batches(file, row_group, DECODED, file.metadata.row_group(row_group).num_rows))
+    return PagedRowGroup(batches[0], kept, values) if len(batches) == 1 else None
 
 
 def _foreign(files: TableFiles, name: str) -> ForeignFile | None:

@@ -7,18 +7,23 @@ same kind.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
 from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.records.log_batches import int64_values
+from logstore.records.schema import LOG_SCHEMA
 from logstore.segments import thrift
-from logstore.segments.checksums import MAGIC
+from logstore.segments.checksums import MAGIC, TRAILER_BYTES
 from logstore.segments.foreign_file import open_foreign
 from logstore.segments.foreign_names import foreign_records, is_file
 from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
+from logstore.segments.value_pages import PagedRowGroup
 from logstore.table_files import TableFiles
 
 # Fields of Parquet's structs (parquet.thrift): FileMetaData.
@@ -28,9 +33,12 @@ _COLUMNS, _TOTAL_BYTE_SIZE = 1, 2
 # ColumnChunk.
 _FILE_OFFSET, _META_DATA = 2, 3
 # ColumnMetaData.
-_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET, _STATISTICS, _SIZE_STATISTICS = 9, 11, 12, 16
+_PATH, _TOTAL_UNCOMPRESSED, _TOTAL_COMPRESSED = 3, 6, 7
+_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET, _STATISTICS, _ENCODING_STATISTICS, _SIZE_STATISTICS = 9, 11, 12, 13, 16
 # SizeStatistics.
 _UNENCODED_BYTES = 1
+# Four numbers of a footer are larger with values than without.
+_FOOTER_GROWS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class RowGroupFile:
     """The Parquet file of one row group. Its column chunks are the bytes [begin, end) of the segment; ``crc_before``
     and ``crc_after`` are the CRC-32C of the segment up to either place. ``footer`` is that of the new file, up to its
     end. ``decoded_bytes`` are its records' keys, values and headers, with the overhead of each record.
+    ``has_deleted``: it also has rows that a deletion vector removes, so no reader may get it.
     """
 
     row_group: int
@@ -47,11 +56,12 @@ class RowGroupFile:
     crc_after: int
     footer: bytes
     decoded_bytes: int
+    has_deleted: bool = False
 
 
-def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile | None, ...]:
-    """Return a file for each row group, in order; no files if the segment has no checksums. A row group from which a
-    deletion vector removes rows has None. Raises FileNotFoundError, OSError, CorruptionError.
+def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
+    """Return a file for each row group, in order; no files if the segment has no checksums. Raises FileNotFoundError,
+    OSError, CorruptionError.
     """
     if is_file(name):
         return _row_group_files(files, name)
@@ -59,7 +69,7 @@ def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile | None, 
     if records.bounds is not None or not (stored := _row_group_files(files, records.paths[0])):
         return ()
     groups = open_foreign(files, name).stored_groups
-    return tuple(None if group is None else stored[group] for group in groups)
+    return tuple(replace(stored[group], has_deleted=has_deleted) for group, has_deleted in groups)
 
 
 def _row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
@@ -107,6 +117,64 @@ def write_row_group_file(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
     return sink.getvalue()
 
 
+class KeptRows(NamedTuple):
+    """The Parquet file of ``num_rows`` rows of a row group, and the first one's offset."""
+
+    payload: memoryview
+    num_rows: int
+    first_offset: int
+
+
+def write_kept_rows(group: PagedRowGroup, start: int) -> KeptRows:
+    """Write the file of the kept rows, at least one, from the offset ``start`` on, as ``write_row_group_file`` does.
+    Their values are copied from page to page. Raises OtherPageError.
+    """
+    offsets = int64_values(group.rows.column("offset"))
+    kept = np.ones(len(offsets), np.bool_) if group.kept is None else group.kept.copy()
+    kept[: np.searchsorted(offsets, start)] = False
+    rows = group.rows.filter(pa.array(kept))
+    columns = [
+        pa.nulls(rows.num_rows, field.type) if field.name == "value" else rows.column(field.name)
+        for field in LOG_SCHEMA
+    ]
+    written = write_row_group_file([pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)])
+    # The pages of the values come in place of the footer, and the footer again after them.
+    footer_at, footer = _footer_of(memoryview(written).cast("B"))
+    out = pa.allocate_buffer(written.size + group.values.copied_bytes + _FOOTER_GROWS_MAX)
+    view = memoryview(out).cast("B")
+    view[:footer_at] = memoryview(written).cast("B")[:footer_at]
+    end = group.values.copy(kept, out, footer_at)
+    trailer = _trailer(_with_values(footer, footer_at, end))
+    view[end : end + len(trailer)] = trailer
+    return KeptRows(view[: end + len(trailer)], rows.num_rows, int(int64_values(rows.column("offset"))[0]))
+
+
+def _footer_of(file: memoryview) -> tuple[int, thrift.Struct]:
+    """Return where the footer of a Parquet file begins, and the footer."""
+    end = len(file) - TRAILER_BYTES
+    begin = end - int.from_bytes(file[end : end + 4], "little")
+    return begin, thrift.decode(bytes(file[begin:end]))
+
+
+def _with_values(footer: thrift.Struct, begin: int, end: int) -> thrift.Struct:
+    """Return the footer of a file of one row group, with the pages [begin, end) in place of those of null values."""
+    (row_group,) = _elements(footer, _ROW_GROUPS)
+    columns: list[thrift.Struct] = [chunk[_META_DATA][1] for chunk in _elements(row_group, _COLUMNS)]
+    (values,) = (column for column in columns if column[_PATH][1][1] == [b"value"])
+    for field in (_STATISTICS, _ENCODING_STATISTICS, _SIZE_STATISTICS):
+        values.pop(field, None)
+    values[_TOTAL_UNCOMPRESSED] = values[_TOTAL_COMPRESSED] = thrift.I64, end - begin
+    values[_DATA_PAGE_OFFSET] = thrift.I64, begin
+    row_group[_TOTAL_BYTE_SIZE] = thrift.I64, sum(column[_TOTAL_UNCOMPRESSED][1] for column in columns)
+    return footer
+
+
+def _trailer(footer: thrift.Struct) -> bytes:
+    """Return the end of a Parquet file: footer, its length and the magic number."""
+    encoded = thrift.encode(footer)
+    return encoded + len(encoded).to_bytes(4, "little") + MAGIC
+
+
 def _elements(struct: thrift.Struct, field: int) -> list[thrift.Struct]:
     """Return the structs of a field that is a list of structs."""
     elements: list[thrift.Struct] = struct[field][1][1]
@@ -139,7 +207,7 @@ def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> 
         _TOTAL_BYTE_SIZE: row_group[_TOTAL_BYTE_SIZE],
         _NUM_ROWS: rows,
     }
-    footer = thrift.encode(
+    return _trailer(
         {
             _VERSION: of_segment[_VERSION],
             _SCHEMA: of_segment[_SCHEMA],
@@ -148,4 +216,3 @@ def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> 
             _CREATED_BY: of_segment[_CREATED_BY],
         }
     )
-    return footer + len(footer).to_bytes(4, "little") + MAGIC

@@ -18,14 +18,19 @@ _DEPTH_MAX = 16
 
 def decode(data: bytes) -> Struct:
     """Decode a struct that takes up all of ``data``. Raises ValueError if it is anything else."""
+    struct, size = decode_first(data)
+    if size != len(data):
+        raise ValueError(f"{len(data) - size} bytes follow the struct")
+    return struct
+
+
+def decode_first(data: bytes) -> tuple[Struct, int]:
+    """Decode the struct at the beginning of ``data``; return it with its size. Raises ValueError if there is none."""
     reader = _Reader(data)
     try:
-        struct = reader.struct(_DEPTH_MAX)
+        return reader.struct(_DEPTH_MAX), reader.at
     except IndexError:
         raise ValueError("it ends in the middle of a struct") from None
-    if reader.at != len(data):
-        raise ValueError(f"{len(data) - reader.at} bytes follow the struct")
-    return struct
 
 
 def encode(struct: Struct) -> bytes:

@@ -183,6 +183,10 @@ async def test_a_request_that_is_not_to_be_forwarded_names_the_leader(tmp_path: 
         both = {"records": [{"value": 1, "partition": p} for p in (0, 1)]}
         answer = await one.post("/topics/t", json=both, headers=never)
         assert [place["error_code"] for place in answer.json()["offsets"]] == [None, 42102]
+        keys = [next(k for k in map(str, range(99)) if partition_for(f'"{k}"', 3) == p) for p in (0, 1)]
+        both = {"records": [{"key": key, "value": 1} for key in keys]}
+        answer = await one.post("/topics/t", json=both, headers=never)
+        assert [place["error_code"] for place in answer.json()["offsets"]] == [None, 42102]
         answer = await one.get("/topics/t/partitions/0/records", headers={"Logstore-Forward": "always"})
         assert answer.status_code == 422
 

@@ -1,5 +1,6 @@
 import json
 import socket
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from logstore.cli.checks import Status
 from logstore.cli.doctor import check_java, check_port
 from logstore.cli.store_checks import checks_of
 from logstore.protocol.messages.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem
+from tests.support.certificates import Certificates
 
 pytestmark = pytest.mark.system
 
@@ -98,6 +100,18 @@ def test_an_address_that_is_not_this_machines_fails():
 def test_a_data_directory_that_is_a_file_fails(tmp_path):
     (tmp_path / "data").write_text("")
     assert checks("--data", tmp_path / "data", "--port", 0, code=1)["data directory"]["status"] == "fail"
+
+
+@pytest.mark.parametrize(("days", "status"), [(90, "ok"), (3, "warn"), (-1, "fail")])
+def test_the_certificate_of_the_settings_is_checked(tmp_path, monkeypatch, days, status):
+    now = datetime.now(UTC)
+    expires = now + timedelta(days=days)
+    keystore = Certificates(tmp_path).keystore(not_before=now - timedelta(days=2), not_after=expires)
+    monkeypatch.setenv("LOGSTORE_HTTP_TLS", "true")
+    monkeypatch.setenv("LOGSTORE_SSL_KEYSTORE_LOCATION", str(keystore))
+    found = checks("--data", tmp_path / "data", "--port", 0, code=int(status == "fail"))["certificate"]
+    assert found["status"] == status
+    assert f"{expires:%Y-%m-%d}" in found["found"]
 
 
 def test_settings_that_do_not_fit_fail(tmp_path):

@@ -106,17 +106,20 @@ def test_the_imported_package_is_the_installed_one(image: Path, tmp_path: Path):
     assert all(Path(file).is_relative_to(image / "opt/lib") for file in found.split())
 
 
-def test_the_codec_of_record_batches_is_the_compiled_one(image: Path, tmp_path: Path):
+def test_the_codecs_of_record_batches_and_of_pages_are_the_compiled_ones(image: Path, tmp_path: Path):
     (wheel,) = (image / "src/dist").glob("*.whl")
     if compiler() is None:
         pytest.skip("there is no C compiler")
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
-    code = "from logstore.kafka_batches.codec import CODEC; print(type(CODEC).__name__)"
+    code = (
+        "from logstore.kafka_batches.plain_pages import CODEC, PAGE_CODEC as PAGES; print(*map(type, (CODEC, PAGES)))"
+    )
     found = subprocess.check_output(
         [image / "opt/bin/python", "-c", code], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, text=True, timeout=300
     )
-    assert found == "NativeCodec\n"
+    assert "NativeCodec" in found
+    assert "PageCodec" in found
 
 
 def test_without_a_compiler_the_wheel_is_of_python_alone(image: Path, tmp_path: Path):

@@ -9,6 +9,8 @@ from logstore.records import native as json_native
 
 with mock.patch.object(kafka_native.NativeCodec.__init__, "__defaults__", (Path("no library"),)):
     from logstore.kafka_batches.codec import CODEC
+    from logstore.kafka_batches.plain_pages import PAGE_CODEC
 
 assert isinstance(CODEC, NumpyCodec)
+assert PAGE_CODEC is None
 json_native.NATIVE = None  # type: ignore[misc]

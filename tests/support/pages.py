@@ -183,6 +183,19 @@ logstore topic roll flights
 """
 
 PLANS: dict[str, Plan] = {
+    "SECURITY.md": Plan(
+        # The page's own store, on ports that the system gives out.
+        instead={
+            "SSL://127.0.0.1:9092": "SSL://127.0.0.1:0",
+            "logstore serve\n": (
+                "logstore serve --data own --port 0 > out & echo $! > pid\n"
+                "until grep -q ^listening out; do sleep 0.1; done\n"
+            ),
+            "https://localhost:8082/": '"$(sed -n "s/listening on //p" out)"/',
+            "https://localhost:8082 status": '"$(sed -n "s/listening on //p" out)" status && kill $(cat pid)',
+        },
+        printed=('"status":"ready"', "release"),
+    ),
     "README.md": Plan(
         spark=True,
         before=f"""{_FLIGHTS}

@@ -13,13 +13,14 @@ import sys
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 
 from logstore.errors import InvalidRecordBatchError
 from logstore.kafka_batches import native
 from logstore.kafka_batches.compression import inflate
 from logstore.kafka_batches.header import HEADER_BYTES, BatchHeader
-from logstore.kafka_batches.native import NativeCodec
+from logstore.kafka_batches.native import NativeCodec, RecordColumns
 from logstore.kafka_batches.records import BatchRecords
 from logstore.kafka_batches.validation import batch_records
 from logstore.records import column_memory
@@ -57,6 +58,7 @@ def copied(data: bytes) -> pa.Buffer:
 
 def fuzz(codec: NativeCodec, corpus: list[bytes]) -> tuple[int, int]:
     taken = refused = 0
+    chance = Random(1)
     for number, seed in enumerate(corpus):
         for batch in mutations(seed, Random(number), _MUTATIONS):
             try:
@@ -77,7 +79,11 @@ def fuzz(codec: NativeCodec, corpus: list[bytes]) -> tuple[int, int]:
             rows = found.records.num_rows // 2
             log = with_origins(found.records, [Origin(2 * rows, 5, 7, False)])
             if rows:
-                codec.encode(log.slice(rows // 2, rows), 0, 0)
+                part = log.slice(rows // 2, rows)
+                codec.encode(part, 0, 0)
+                kept = np.array([chance.random() < 0.7 for _ in range(rows)])
+                packed = RecordColumns(part).packed(0, rows, native._source(part.column("value")), kept, 0, 0)
+                codec.encode_into(exact(chance.randrange(codec.encoded_size(packed) + 10)), 0, packed)
     return taken, refused
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from conf.build_hook import compile_library, compiler
 from logstore.kafka_batches import native as kafka_native
+from logstore.kafka_batches import plain_pages
 from logstore.records import native as json_native
 from tests.support.server_process import ROOT
 
@@ -17,7 +18,11 @@ pytestmark = pytest.mark.long
 # This is not -O1, at which GCC 12 leaves out a check if both sanitizers are on.
 _OPTIONS = ("-g", "-O0", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 #: The sources, by the program that runs their library.
-_SOURCES = {"sanitized_codec": kafka_native.SOURCE, "sanitized_json": json_native.SOURCE}
+_SOURCES = {
+    "sanitized_codec": kafka_native.SOURCE,
+    "sanitized_json": json_native.SOURCE,
+    "sanitized_pages": plain_pages.SOURCE,
+}
 
 
 @pytest.fixture(scope="module", params=_SOURCES)

@@ -334,12 +334,16 @@ def test_kafkas_settings_without_meaning_say_why_in_a_file_and_as_variables(
         ("PLAINTEXT://store-1.example:19092", ("store-1.example", 19092)),
         ("plaintext://[::1]:9092", ("::1", 9092)),
         ("PLAINTEXT://:9092", ("0.0.0.0", 9092)),
+        ("SSL://h:9093", ("h", 9093)),
+        ("ssl://:9093", ("0.0.0.0", 9093)),
     ],
 )
 def test_kafka_listeners_are_an_address_or_none(elsewhere: Path, monkeypatch, given, address):
     monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
-    settings = load_settings(kafka_listeners=given)
+    settings = load_settings(kafka_listeners=given, ssl_keystore_location="store.pem")
     assert settings.kafka_address == address
+    assert settings.kafka_is_tls == (given or "").lower().startswith("ssl:")
+    assert with_kafka_port(settings, 1, "h").kafka_is_tls == settings.kafka_is_tls
 
 
 @pytest.mark.parametrize(
@@ -368,9 +372,9 @@ def test_a_host_for_all_leaves_kafkas_clients_on_this_machine(elsewhere: Path, m
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("SSL://h:9093", "SSL:// is not supported yet"),
-        ("SASL_PLAINTEXT://h:9093", "SASL_PLAINTEXT:// is not supported yet"),
-        ("SASL_SSL://h:9093", "SASL_SSL:// is not supported yet"),
+        ("TLS://h:9093", "TLS:// is unknown: it takes PLAINTEXT://host:port, SSL://host:port, or host:port"),
+        ("SASL_PLAINTEXT://h:9093", "SASL_PLAINTEXT:// is not supported yet, it comes with authentication"),
+        ("SASL_SSL://h:9093", "SASL_SSL:// is not supported yet, it comes with authentication"),
         ("PLAINTEXT://a:9092,PLAINTEXT://b:9093", "it takes one address"),
         ("9092", "it takes host:port"),
         ("h", "it takes host:port"),
@@ -383,6 +387,60 @@ def test_kafka_listeners_that_cannot_be_are_refused_by_name(elsewhere: Path, giv
     with pytest.raises(InvalidConfigError, match=r"^kafka\.listeners cannot be '.*': ") as caught:
         load_settings(kafka_listeners=given)
     assert why in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"http_tls": True}, "http.tls needs a certificate: set ssl.keystore.location"),
+        ({"kafka_listeners": "SSL://h:1"}, "SSL:// in kafka.listeners needs a certificate: set ssl.keystore.location"),
+        (
+            {"http_tls": True, "ssl_keystore_location": "s.pem", "ssl_client_auth": "required"},
+            "ssl.client.auth=required needs a CA: set ssl.truststore.location",
+        ),
+        (
+            {"zookeeper_connect": "z:1", "security_inter_broker_protocol": "SSL", "ssl_keystore_location": "s.pem"},
+            "security.inter.broker.protocol=SSL needs the CA: set ssl.truststore.location",
+        ),
+        (
+            {
+                "kafka_listeners": "SSL://h:1",
+                "ssl_keystore_location": "s.pem",
+                "kafka_advertised_listeners": "PLAINTEXT://h:2",
+            },
+            (
+                "kafka.advertised.listeners (PLAINTEXT://h:2) and kafka.listeners (SSL://h:1) have different "
+                "protocols: give both the same"
+            ),
+        ),
+        (
+            {"ssl_enabled_protocols": "TLSv1.1,TLSv1.2"},
+            "ssl.enabled.protocols cannot be 'TLSv1.1,TLSv1.2': it takes TLSv1.2, TLSv1.3, separated by commas",
+        ),
+        (
+            {"ssl_principal_mapping_rules": "RULE:a"},
+            (
+                "ssl.principal.mapping.rules cannot be 'RULE:a': it takes DEFAULT and RULE:pattern/replacement/, not "
+                "'RULE:a'"
+            ),
+        ),
+        ({"ssl_client_auth": "want"}, "ssl.client.auth cannot be 'want': it takes 'none', 'requested' or 'required'"),
+    ],
+)
+def test_settings_of_tls_that_do_not_fit_together_are_refused(elsewhere: Path, given: dict[str, object], why: str):
+    with pytest.raises(InvalidConfigError) as caught:
+        load_settings(**given)
+    assert caught.value.message == why
+
+
+def test_settings_of_tls_count_only_where_a_listener_uses_it(elsewhere: Path):
+    location = {"ssl_keystore_location": "s.pem", "ssl_key_password": "hidden", "ssl_enabled_protocols": "TLSv1.3"}
+    assert load_settings(**location).tls_options is None
+    options = load_settings(http_tls=True, **location).tls_options
+    assert options is not None
+    assert (options.keystore_location, options.key_password) == (Path("s.pem"), "hidden")
+    assert options.enabled_protocols == ("TLSv1.3",)
+    assert "hidden" not in repr(load_settings(**location))
 
 
 def test_kafkas_clients_get_an_address_that_they_can_reach(elsewhere: Path):

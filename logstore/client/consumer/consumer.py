@@ -110,6 +110,10 @@ class Consumer:
         group_protocol: GroupProtocol = "classic",
         group_remote_assignor: str | None = None,
         where: str | None = None,
+        ssl_cafile: str | None = None,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
+        ssl_password: str | None = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown("consumer", ConsumerOptions, unknown)
@@ -138,6 +142,10 @@ class Consumer:
             group_protocol=group_protocol,
             group_remote_assignor=group_remote_assignor,
             where=where,
+            ssl_cafile=ssl_cafile,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+            ssl_password=ssl_password,
         )
         self._options = options
         self._admin = Admin(
@@ -146,15 +154,20 @@ class Consumer:
             request_timeout_ms=request_timeout_ms,
             default_api_timeout_ms=default_api_timeout_ms,
             metadata_max_age_ms=metadata_max_age_ms,
+            ssl_cafile=ssl_cafile,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+            ssl_password=ssl_password,
         )
         self._metadata = self._admin.metadata
-        self._fetcher = Fetcher(self._metadata.add(Transport(bootstrap, client_id=client_id)), self._metadata, options)
+        transport = self._metadata.add(Transport(bootstrap, client_id=client_id, tls=options.tls))
+        self._fetcher = Fetcher(transport, self._metadata, options)
         self._wakeup = Wakeup(self._fetcher.wake)
         self._state = SubscriptionState(self._fetcher, auto_offset_reset)
         self._member: GroupMember | None = None
         self._committer: OffsetCommitter | None = None
         if group_id is not None:
-            transport = self._metadata.add(Transport(bootstrap, client_id=client_id))
+            transport = self._metadata.add(Transport(bootstrap, client_id=client_id, tls=options.tls))
             self._member = GroupMember(transport, self._metadata, self._state, options, self._fetcher.wake)
             self._committer = OffsetCommitter(
                 self._admin, group_id, self._member, interval_s=options.auto_commit_interval_s

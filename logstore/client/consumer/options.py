@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from logstore.client.client_tls import ClientTls
 from logstore.client.consumer.records import Deserializer
 from logstore.client.option_checks import check_callable, check_number, check_one_of
 from logstore.errors import InvalidConfigError, InvalidGroupError
@@ -66,6 +67,14 @@ class ConsumerOptions:
     group_protocol: GroupProtocol
     group_remote_assignor: str | None
     where: str | None
+    ssl_cafile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_password: str | None = field(default=None, repr=False)
+
+    @property
+    def tls(self) -> ClientTls:
+        return ClientTls(self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile, self.ssl_password)
 
     def __post_init__(self) -> None:
         check_one_of("auto_offset_reset", self.auto_offset_reset, get_args(AutoOffsetReset))

@@ -1,9 +1,10 @@
 """The options of a producer under Kafka's names: their values, and which exclude each other."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
+from logstore.client.client_tls import ClientTls
 from logstore.client.option_checks import check_callable, check_number, check_one_of
 from logstore.errors import InvalidConfigError
 from logstore.limits import GIB, MIB
@@ -46,6 +47,14 @@ class ProducerOptions:
     metadata_max_age_ms: float
     partitioner: PartitionerOption
     enable_idempotence: bool | None
+    ssl_cafile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_password: str | None = field(default=None, repr=False)
+
+    @property
+    def tls(self) -> ClientTls:
+        return ClientTls(self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile, self.ssl_password)
 
     def __post_init__(self) -> None:
         if isinstance(self.acks, (int, str)):

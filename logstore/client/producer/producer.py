@@ -76,6 +76,10 @@ class Producer:
         metadata_max_age_ms: float = 300_000,
         partitioner: PartitionerOption = "murmur2",
         enable_idempotence: bool | None = None,
+        ssl_cafile: str | None = None,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
+        ssl_password: str | None = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown("producer", ProducerOptions, unknown)
@@ -99,6 +103,10 @@ class Producer:
             metadata_max_age_ms=metadata_max_age_ms,
             partitioner=partitioner,
             enable_idempotence=enable_idempotence,
+            ssl_cafile=ssl_cafile,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+            ssl_password=ssl_password,
         )
         self._serializes = key_serializer is not None or value_serializer is not None
         self._bootstrap = bootstrap
@@ -108,7 +116,9 @@ class Producer:
     def _begin(self, *, closed: str = "") -> None:
         options = self._options
         timeout_s = options.request_timeout_ms / 1000
-        transport = Transport(self._bootstrap, client_id=options.client_id, request_timeout_s=timeout_s)
+        transport = Transport(
+            self._bootstrap, client_id=options.client_id, tls=options.tls, request_timeout_s=timeout_s
+        )
         metadata = ClusterMetadata(transport, max_age_ms=options.metadata_max_age_ms)
         self._accumulator = RecordAccumulator(options, metadata, closed=closed)
         self._sender = Sender(self._accumulator, transport, metadata, options)

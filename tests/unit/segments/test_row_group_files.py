@@ -59,7 +59,9 @@ def test_a_row_group_without_deleted_rows_goes_as_it_is_stored(tmp_path: Path) -
     groups = reader.row_groups(files, name)
     assert [(group.first_offset, group.num_rows) for group in groups] == [(0, 999), (2000, 1000)]
     first, last = whole.row_group_files(files, name)
-    assert (first, last) == (None, whole.row_group_files(files, path)[2])
+    assert [one.row_group for one in (first, last)] == [0, 2]
+    assert first.has_deleted
+    assert last == whole.row_group_files(files, path)[2]
     with pq.ParquetFile(pa.BufferReader(bytes(whole.read_row_group_file(files, name, last)))) as file:
         assert file.read()["offset"].to_pylist() == list(range(2000, 3000))
 
