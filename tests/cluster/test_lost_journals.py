@@ -237,6 +237,7 @@ async def test_frames_that_were_copied_forward_and_are_lost_come_from_the_leader
     await victim.journal.rotate()
     await produce_half(stores, "t", 1)
     copies = await relocate_oldest(victim.journal, victim._schedule.keepers(), 1 << 20)
+    await victim.journal.freed()
     await eventually_async(lambda: durable_end(home) >= victim.journal.end_position, "the position is not written down")
     await stores.kill()
     newest = max(journal_of(home).glob("*.log"))
