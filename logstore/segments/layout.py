@@ -6,13 +6,13 @@ file in which the same schema has derived them, and derives them again from any 
 the record. The ``others`` are copied as they are.
 """
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 
 from logstore.records.columns.derive import derive
 from logstore.records.columns.schema import ColumnSchema
@@ -22,7 +22,8 @@ from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA, TABLE_SCHEMA
 #: The batches of offsets are small, because deriving their columns holds the interpreter lock.
 _OFFSETS_AT_ONCE = 256
 
-log = structlog.stdlib.get_logger(__name__)
+#: It is the standard library's, because workers of Spark import this without structlog.
+log = logging.getLogger(__name__)
 
 _NO_COLUMNS = pa.schema([])
 DeriveColumns = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -102,7 +103,7 @@ class _Declared:
         try:
             return derive(self.schema, values)
         except Exception as error:  # noqa: BLE001  no value may stop a roll, whatever is wrong with the derivation
-            log.error("columns.not_derived", rows=len(values), error=repr(error))
+            log.error("columns.not_derived rows=%d error=%r", len(values), error)
             return _not_derived(self.schema, values, f"the columns could not be derived ({type(error).__name__})")
 
 
