@@ -150,4 +150,4 @@ def test_without_a_compiler_the_wheel_is_of_python_alone(image: Path, tmp_path: 
         text=True,
         timeout=300,
     )
-    assert found == "NumpyCodec NoneType\n"
+    assert found == "NumpyCodec NoneType NoneType NoneType\n"
