@@ -28,7 +28,7 @@ collected: setup
 checked: setup
 	@$(MAKE) --no-print-directory --jobs 2 lint collected
 
-test: checked ## Run what continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; twelve minutes
+test: checked ## Run what continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; fourteen minutes
 	@$(RUN) pytest --numprocesses 4
 
 test-quick: setup ## Run the tests that start no process and no JVM; six minutes
