@@ -6,7 +6,11 @@ A library that does not belong to the source beside it is not loaded, because th
 
 import ctypes
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class StaleLibraryError(OSError):
@@ -27,3 +31,11 @@ def load(source: Path, library: Path) -> ctypes.CDLL:
     if functions.source_crc() != zlib.crc32(source.read_bytes()):
         raise StaleLibraryError(f"{library} was compiled from another {source.name}")
     return functions
+
+
+def loaded(make: Callable[[], T]) -> T | None:
+    """Return what ``make`` makes of a library; None where the library is not compiled or cannot be loaded."""
+    try:
+        return make()
+    except OSError:
+        return None

@@ -5,10 +5,9 @@ from typing import Annotated
 from fastapi import Query
 
 from ingest_api.dependencies import Context, StoreBroker, TopicInPath, TopicName
-from ingest_api.errors import ParameterError
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
-from ingest_api.parameters import shown
+from ingest_api.parameters import IntegerParameter
 from ingest_api.routes import requires
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.elsewhere.forwarding import Target
@@ -32,7 +31,7 @@ from logstore.records.columns.declaration import declaration, field_text
 router = model_router(MetadataRoute, tags=["topics"])
 
 _COLUMNS = "/topics/{topic}/columns"
-_SAMPLE = 10_000
+_RECORDS = IntegerParameter("records", 1, SAMPLE_MAX, 10_000, "")
 
 
 @router.get(_COLUMNS, operation_id="getColumns", response_description="The columns.")
@@ -113,7 +112,8 @@ async def propose_columns(
     broker: StoreBroker, context: Context, topic: TopicInPath, query: Annotated[ProposalQuery, Query()]
 ) -> ColumnProposal:
     """Propose columns for the newest records of a topic."""
-    records = _records(query.records)
+    records = _RECORDS.read(query.records) if query.records is not None else _RECORDS.default
+    assert records is not None
     elsewhere = await broker.elsewhere.offsets(topic.partitions)
     found = await broker.topics.columns.propose(context, topic, records, elsewhere)
     return ColumnProposal(
@@ -126,14 +126,6 @@ async def propose_columns(
         plain_bytes=found.plain_bytes,
         typed_bytes=found.typed_bytes,
     )
-
-
-def _records(text: str | None) -> int:
-    if text is None:
-        return _SAMPLE
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= SAMPLE_MAX):
-        raise ParameterError(f"records cannot be {shown(text)}: it takes a whole number from 1 to {SAMPLE_MAX}")
-    return int(text)
 
 
 def _ddl(topic: Topic) -> str:

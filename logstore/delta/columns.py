@@ -89,15 +89,19 @@ def is_deriving(config_overrides: Mapping[str, str]) -> bool:
 def layout_of(topic: str, snapshot: TopicSnapshot) -> TableLayout:
     """Return the layout of new files of a topic's table."""
     meta_data = snapshot.table.meta_data
-    properties = {key: value or "" for key, value in (meta_data.configuration or {}).items()}
+    properties = _properties(meta_data)
     declared = is_deriving({MODE_KEY: properties.get(f"logstore.{MODE_KEY}", "")})
     return _layout(topic, meta_data.schema_string or "", _is_mapped(properties), declared)
 
 
 def table_columns(topic: str, meta_data: MetaData) -> TableColumns:
     """Return the columns of the table of a topic with this metadata."""
-    properties = {key: value or "" for key, value in (meta_data.configuration or {}).items()}
-    return _table_columns(topic, meta_data.schema_string or "", _is_mapped(properties))
+    return _table_columns(topic, meta_data.schema_string or "", _is_mapped(_properties(meta_data)))
+
+
+def _properties(meta_data: MetaData) -> dict[str, str]:
+    """Return the properties of a table; one without a value is empty."""
+    return {key: value or "" for key, value in (meta_data.configuration or {}).items()}
 
 
 def _is_mapped(properties: Mapping[str, str]) -> bool:
@@ -267,8 +271,7 @@ def joined_schema(fields: Sequence[Mapping[str, Any]]) -> str:
 
 def columns_beside(topic: str, meta_data: MetaData) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the fields beside the topic's own for a table without table features, and what has to be left out."""
-    configuration = {key: value or "" for key, value in (meta_data.configuration or {}).items()}
-    is_mapped = _is_mapped(configuration)
+    is_mapped = _is_mapped(_properties(meta_data))
     own = {name.lower() for name in new_layout(topic).table_schema.names}
     kept: list[dict[str, Any]] = []
     left_out: list[str] = []
@@ -322,7 +325,7 @@ def changed_columns(topic: str, meta_data: MetaData, change: ColumnChange) -> Ch
 
 
 def _changed(topic: str, meta_data: MetaData, change: ColumnChange) -> ChangedColumns | None:
-    configuration = {key: value or "" for key, value in (meta_data.configuration or {}).items()}
+    configuration = _properties(meta_data)
     if configuration.get(MAPPING_PROPERTY, "none").lower() != "none":
         raise ValueError(
             f"its table has column mapping, with which columns are not declared. Take it back: logstore topic "
@@ -350,8 +353,8 @@ def _changed(topic: str, meta_data: MetaData, change: ColumnChange) -> ChangedCo
                 f"the table has a column {name}, which {whose}: declare {declaration(replace(column, name=free))}"
             )
         else:
-            told = {FIELD_KEY: field_text(column.path), CONVERSION_KEY: str(Conversion.parse(column.conversion))}
-            field = by_name[column.name.lower()] = _delta_field(column.name, column.type, told)
+            metadata = {FIELD_KEY: field_text(column.path), CONVERSION_KEY: _normal(column)}
+            field = by_name[column.name.lower()] = _delta_field(column.name, column.type, metadata)
             fields.append(field)
         added.append(column)
     for column in retired:

@@ -214,9 +214,9 @@ def _stats(text: str | None) -> _Stats:
 def _stats_of_row(row: Mapping[str, Any]) -> _Stats:
     """Return the statistics from a checkpoint that has them as columns."""
     try:
-        told = _without_nulls(dict(row))
-        nulls = told.pop("nullCount", None)
-        stats = _sound(msgspec.convert(told, _Stats))
+        columns = _without_nulls(dict(row))
+        nulls = columns.pop("nullCount", None)
+        stats = _sound(msgspec.convert(columns, _Stats))
         stats.null_count = msgspec.Raw(msgspec.json.encode(nulls)) if nulls else msgspec.Raw()
         return stats
     except msgspec.MsgspecError:

@@ -5,13 +5,6 @@ from typing import Final
 from logstore.kafka_batches.native import NativeCodec
 from logstore.kafka_batches.numpy_codec import NumpyCodec
 from logstore.kafka_batches.records import RecordCodec
+from logstore.native_library import loaded
 
-
-def _codec() -> RecordCodec:
-    try:
-        return NativeCodec()
-    except OSError:
-        return NumpyCodec()
-
-
-CODEC: Final = _codec()
+CODEC: Final[RecordCodec] = loaded(NativeCodec) or NumpyCodec()

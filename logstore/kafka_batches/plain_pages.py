@@ -3,6 +3,7 @@ some of their rows. Like ``native``, it calls C through ctypes, which lets other
 """
 
 import ctypes
+import functools
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from logstore.kafka_batches.codec import CODEC
 from logstore.kafka_batches.native import NativeCodec, Source
-from logstore.native_library import library_of, load
+from logstore.native_library import library_of, load, loaded
 from logstore.records import column_memory as memory
 
 SOURCE: Final = Path(__file__).with_name("plain_pages.c")
@@ -84,12 +85,5 @@ def copied_bytes(size: int, rows: int) -> int:
     return size + rows // 8 + _LEVELS_BYTES_MAX
 
 
-def _page_codec() -> PageCodec | None:
-    try:
-        return PageCodec(CODEC) if isinstance(CODEC, NativeCodec) else None
-    except OSError:
-        return None
-
-
 #: The page codec of this process; None without its library: then Arrow decodes all pages.
-PAGE_CODEC: Final = _page_codec()
+PAGE_CODEC: Final = loaded(functools.partial(PageCodec, CODEC)) if isinstance(CODEC, NativeCodec) else None

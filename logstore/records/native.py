@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.limits import HEADERS_PER_RECORD_MAX, KIB, TIMESTAMP_MS_MAX
-from logstore.native_library import library_of, load
+from logstore.native_library import library_of, load, loaded
 from logstore.records import column_memory as memory
 from logstore.records.column_memory import ByteColumn, HeaderColumns
 from logstore.records.schema import WIRE_SCHEMA, null_headers
@@ -227,11 +227,4 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def _native() -> Native | None:
-    try:
-        return Native()
-    except OSError:
-        return None
-
-
-NATIVE: Final = _native()
+NATIVE: Final = loaded(Native)

@@ -6,13 +6,11 @@ file in which the same schema has derived them, and derives them again from any 
 the record. The ``others`` are copied as they are.
 """
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from logstore.records.columns.derive import derive
 from logstore.records.columns.schema import ColumnSchema
@@ -21,9 +19,6 @@ from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA, TABLE_SCHEMA
 
 #: The batches of offsets are small, because deriving their columns holds the interpreter lock.
 _OFFSETS_AT_ONCE = 256
-
-#: It is the standard library's, because workers of Spark import this without structlog.
-log = logging.getLogger(__name__)
 
 _NO_COLUMNS = pa.schema([])
 DeriveColumns = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -94,25 +89,12 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """Derives declared columns from the values of a batch."""
+    """Derives declared columns from the values of a batch. Those of equal schemas are equal."""
 
     schema: ColumnSchema
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        values = batch.column("value")
-        try:
-            return derive(self.schema, values)
-        except Exception as error:  # noqa: BLE001  no value may stop a roll, whatever is wrong with the derivation
-            log.error("columns.not_derived rows=%d error=%r", len(values), error)
-            return _not_derived(self.schema, values, f"the columns could not be derived ({type(error).__name__})")
-
-
-def _not_derived(schema: ColumnSchema, values: pa.Array, reason: str) -> pa.RecordBatch:
-    """Return null columns and a reason for every value that is not null."""
-    *columns, _ = schema.arrow_fields
-    reasons = pc.if_else(values.is_valid(), pa.scalar(reason), pa.scalar(None, pa.string()))
-    nulls = (pa.nulls(len(values), column.type) for column in columns)
-    return pa.RecordBatch.from_arrays([*nulls, reasons], schema=pa.schema(schema.arrow_fields))
+        return derive(self.schema, batch.column("value"))
 
 
 def _offset_columns(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ from logstore.records.columns.schema import (
     Column,
     ColumnSchema,
     Conversion,
+    in_backticks,
 )
 from logstore.records.schema import TABLE_SCHEMA
 
@@ -143,7 +144,7 @@ def _end_of_path(text: str) -> int:
 
 
 def _quoted(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else f"`{name.replace('`', '``')}`"
+    return name if _PLAIN.fullmatch(name) else in_backticks(name)
 
 
 def _upper(conversion: str) -> str:

@@ -5,16 +5,19 @@ values stand beside it. No value raises, and none costs more than a fixed time f
 """
 
 import functools
+import logging
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from logstore.limits import MIB
+from logstore.native_library import loaded
 from logstore.records.columns.field_tree import FieldNode, columns_of, field_tree
-from logstore.records.columns.framed import FramedConverter
-from logstore.records.columns.native import UNSURE, Kernel, KernelConverter, loaded_kernel
+from logstore.records.columns.framed import FramedConverter, positions
+from logstore.records.columns.native import UNSURE, Kernel, KernelConverter
 from logstore.records.columns.one_value import Misfit, value_converter
 from logstore.records.columns.schema import ColumnSchema
 
@@ -29,13 +32,34 @@ _FEW_ROWS: Final = 1024
 #: Fewer values are converted one by one, which takes less time than pyarrow.json needs for one call.
 FRAMED_ROWS_MIN: Final = 32
 
-KERNEL: Final = loaded_kernel()
+KERNEL: Final = loaded(Kernel)
+
+#: It is the standard library's, because workers of Spark import this without structlog.
+log = logging.getLogger(__name__)
 
 
 def derive(schema: ColumnSchema, values: pa.Array | pa.ChunkedArray) -> pa.RecordBatch:
     """Return a row of ``schema.arrow_fields`` for each of the binary values. A null value, which is a tombstone, has
-    null columns; one that does not fit has null columns and a reason in ``value_error``.
+    null columns; one that does not fit has null columns and a reason in ``value_error``. An error of the derivation is
+    logged, and is the reason of every value.
     """
+    try:
+        return _derived(schema, values)
+    except Exception as error:  # noqa: BLE001 - no value may stop a roll, whatever is wrong here
+        log.error("columns.not_derived rows=%d error=%r", len(values), error)
+        return _not_derived(schema, values, f"the columns could not be derived ({type(error).__name__})")
+
+
+def _not_derived(schema: ColumnSchema, values: pa.Array | pa.ChunkedArray, reason: str) -> pa.RecordBatch:
+    """Return null columns and a reason for every value that is not null."""
+    *columns, _ = schema.arrow_fields
+    is_valid = pa.array(np.asarray(values.is_valid()))
+    reasons = pc.if_else(is_valid, pa.scalar(reason), pa.scalar(None, pa.string()))
+    nulls = (pa.nulls(len(values), column.type) for column in columns)
+    return pa.RecordBatch.from_arrays([*nulls, reasons], schema=pa.schema(schema.arrow_fields))
+
+
+def _derived(schema: ColumnSchema, values: pa.Array | pa.ChunkedArray) -> pa.RecordBatch:
     deriver = _deriver(schema)
     if values.type != pa.binary():
         values = values.cast(pa.binary())
@@ -102,7 +126,7 @@ class Deriver:
             return self._convert_without_kernel(values)
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         rows, reasons = self._convert_without_kernel(values.take(pa.array(present)))
-        places = _places(present, len(values))
+        places = positions(present, len(values))
         return rows.take(places), reasons.take(places)
 
     def _convert_with_kernel(self, kernel: KernelConverter, values: pa.Array) -> tuple[pa.StructArray, pa.Array]:
@@ -178,10 +202,3 @@ def _replaced(
     places[at] = len(rows) + np.arange(len(at))
     taken = pa.array(places)
     return pa.concat_arrays([rows, other_rows]).take(taken), pa.concat_arrays([reasons, other_reasons]).take(taken)
-
-
-def _places(at: np.ndarray, rows: int) -> pa.Array:
-    """Return for each of ``rows`` its place in ``at``, or null."""
-    places = np.full(rows, -1)
-    places[at] = np.arange(len(at))
-    return pa.array(places, mask=places < 0)

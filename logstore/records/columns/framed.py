@@ -18,11 +18,16 @@ import pyarrow.json
 from logstore.entropy import random_bytes
 from logstore.records.columns.field_tree import VALUE_LEVELS_MAX, FieldNode
 from logstore.records.columns.schema import Conversion
-from logstore.records.columns.times import MICROS_MAX, MICROS_MIN, read_dates, read_timestamps
+from logstore.records.columns.times import (
+    EPOCH_MICROS,
+    MICROS_MAX,
+    MICROS_MIN,
+    TIMESTAMP,
+    read_dates,
+    read_timestamps,
+)
 
 _TEXT_WORDS: Final = frozenset({"timestamp", "date"})
-_EPOCHS: Final = {"epoch_s": 1_000_000, "epoch_ms": 1_000, "epoch_us": 1}
-_TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
 
 class FramedConverter:
@@ -53,7 +58,7 @@ class FramedConverter:
                 rows, bad = _converted(rows, self._conversion)
                 at = np.flatnonzero(~suspects)
                 suspects[at[bad]] = True
-                return (rows if len(at) == len(values) else rows.take(_positions(at, len(values)))), suspects
+                return (rows if len(at) == len(values) else rows.take(positions(at, len(values)))), suspects
         return None, np.ones(len(values), np.bool_)
 
     def _read(self, values: pa.Array) -> pa.StructArray | None:
@@ -115,7 +120,7 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def _positions(at: np.ndarray, rows: int) -> pa.Array:
+def positions(at: np.ndarray, rows: int) -> pa.Array:
     """Return for each of ``rows`` its place in ``at``, or null."""
     places = np.full(rows, -1, np.int32)
     places[at] = np.arange(len(at), dtype=np.int32)
@@ -130,7 +135,7 @@ def _read_type(conversion: Conversion) -> pa.DataType:
         return pa.list_(pa.field("element", _read_type(conversion.element)))
     if conversion.word in _TEXT_WORDS:
         return pa.string()
-    return pa.int64() if conversion.word in _EPOCHS else conversion.type
+    return pa.int64() if conversion.word in EPOCH_MICROS else conversion.type
 
 
 def _lax_type(conversion: Conversion) -> Any:
@@ -144,7 +149,7 @@ def _lax_type(conversion: Conversion) -> Any:
         return msgspec.defstruct("Fields", fields, rename=names, gc=False)
     if conversion.element is not None:
         return list[_lax_type(conversion.element) | None]  # type: ignore[misc]
-    if word == "bigint" or word in _EPOCHS:
+    if word == "bigint" or word in EPOCH_MICROS:
         return int
     if word == "decimal":
         return int | float | str
@@ -165,8 +170,8 @@ def _converted(array: pa.Array, conversion: Conversion) -> tuple[pa.Array, np.nd
         return read_timestamps(array)
     if word == "date":
         return read_dates(array)
-    if word in _EPOCHS:
-        return _converted_epoch(array, _EPOCHS[word])
+    if word in EPOCH_MICROS:
+        return _converted_epoch(array, EPOCH_MICROS[word])
     if word == "double":
         return array, _mask(pc.is_inf(array))
     if word == "decimal":
@@ -201,7 +206,7 @@ def _converted_epoch(array: pa.Array, micros: int) -> tuple[pa.Array, np.ndarray
     least, most = -(-MICROS_MIN // micros), MICROS_MAX // micros
     bad = _mask(pc.or_(pc.less(array, least), pc.greater(array, most)))
     within = pc.if_else(pa.array(bad), pa.scalar(0, pa.int64()), array) if bad.any() else array
-    return pc.multiply(within, micros).view(_TIMESTAMP), bad
+    return pc.multiply(within, micros).view(TIMESTAMP), bad
 
 
 def _beyond_digits(array: pa.Array, conversion: Conversion) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Proposes columns for a sample of values. A person decides, because a column never changes its type.
 
-The rules: integers are bigint, with a fraction among them double, and beyond 64 bits decimal(38,0); texts that are all
-timestamps are timestamp, all dates date, and any others string, digits in quotes too; an object is a struct, unless
-most of its keys are rare: then it is a map with data as its keys. What is null everywhere, or has values of several
-kinds, is left out with its numbers.
+Integers become bigint; double if any number has a fraction, and decimal(38,0) if one has more than 64 bits. Strings
+become timestamp or date if all of them are such texts, and otherwise string, also if they are digits in quotes. An
+object becomes a struct, unless most of its keys are rare: then its keys are data, and it is a map. A field that is null
+in every value, or has values of several kinds, is left out, and the proposal says how many values of each kind it has.
 """
 
 import json
@@ -30,6 +30,7 @@ from logstore.records.columns.schema import (
     Column,
     ColumnSchema,
     Conversion,
+    in_backticks,
 )
 from logstore.records.columns.times import read_date, read_timestamp
 
@@ -71,7 +72,7 @@ class Proposal:
 
 
 def propose(values: pa.Array) -> Proposal:
-    """Return the proposal for binary values; null ones are tombstones. Its work is bounded by the bytes of them."""
+    """Return the proposal for binary values; null ones are tombstones. The work is bounded by their bytes."""
     root = _Seen()
     for value in values.to_pylist():
         if value is None:
@@ -152,7 +153,7 @@ class _Seen:
             if FORBIDDEN.search(name) or not name:
                 left_out.append(LeftOut(field_text((*path, name)), "its name cannot be that of a field in a table"))
             elif (inner := seen.conversion((*path, name), left_out)) is not None:
-                fields.append(f"`{name.replace('`', '``')}`:{inner}")
+                fields.append(f"{in_backticks(name)}:{inner}")
         if not fields:
             return None, "an object without a field that has a type"
         return f"struct<{','.join(fields)}>", None

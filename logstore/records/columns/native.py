@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from logstore.native_library import library_of, load
 from logstore.records.columns.field_tree import Fault, FieldNode
+from logstore.records.columns.times import EPOCH_MICROS
 
 SOURCE: Final = Path(__file__).with_name("json_columns.c")
 LIBRARY: Final = library_of(SOURCE)
@@ -23,8 +24,7 @@ _WORDS: Final = (
     *(("date",), ("epoch_s", "epoch_ms", "epoch_us")),
 )
 _KINDS: Final = {word: kind for kind, words in enumerate(_WORDS) for word in words}
-_MICROS: Final = {"epoch_s": 1_000_000, "epoch_ms": 1_000, "epoch_us": 1}
-_WIDTHS: Final = dict.fromkeys(("bigint", "double", "timestamp", *_MICROS), 8) | {"decimal": 16, "date": 4}
+_WIDTHS: Final = dict.fromkeys(("bigint", "double", "timestamp", *EPOCH_MICROS), 8) | {"decimal": 16, "date": 4}
 _WITH_OFFSETS: Final = frozenset({"string", "array"})
 _ALIGNMENT: Final = 64
 _DATA_BYTES_MAX: Final = 2**31 - 1
@@ -106,14 +106,6 @@ class Kernel:
         self.derive.restype = ctypes.c_int64
 
 
-def loaded_kernel() -> Kernel | None:
-    """Return the kernel; None where it is not compiled."""
-    try:
-        return Kernel()
-    except OSError:
-        return None
-
-
 # ---- the layout of a tree -------------------------------------------------------------------------------------------
 
 
@@ -179,7 +171,7 @@ class KernelConverter:
                 inner=entry.inner,
                 name=name,
                 name_length=len(entry.name),
-                parameter=_MICROS.get(field.word, field.conversion.scale),
+                parameter=EPOCH_MICROS.get(field.word, field.conversion.scale),
                 precision=field.conversion.precision,
                 width=_WIDTHS.get(field.word, 0),
             )

@@ -15,7 +15,7 @@ import numpy as np
 
 from logstore.records import surrogates
 from logstore.records.columns.field_tree import VALUE_LEVELS_MAX, Fault, FieldNode
-from logstore.records.columns.times import MICROS_MAX, MICROS_MIN, read_date, read_timestamp
+from logstore.records.columns.times import EPOCH_MICROS, MICROS_MAX, MICROS_MIN, read_date, read_timestamp
 
 _BIGINT_END: Final = 1 << 63
 _INTEGER_LENGTH_MAX: Final = len(str(-_BIGINT_END))
@@ -226,8 +226,6 @@ _SCALARS: Final[dict[str, Callable[[FieldNode, Any], Any]]] = {
     "decimal": _decimal,
     "string": _string,
     "timestamp": _timestamp,
-    "epoch_s": _epoch(1_000_000),
-    "epoch_ms": _epoch(1_000),
-    "epoch_us": _epoch(1),
+    **{word: _epoch(micros) for word, micros in EPOCH_MICROS.items()},
     "date": _date,
 }

@@ -15,6 +15,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from logstore.records.columns.times import EPOCH_MICROS, TIMESTAMP
+
 VALUE_ERROR: Final = "value_error"
 #: The levels of structs, and as many of arrays, that a conversion and the path of its column have together.
 LEVELS_MAX: Final = 8
@@ -22,16 +24,13 @@ DECIMAL_DIGITS_MAX: Final = 38
 #: Parquet and Delta refuse a name with one of these; a dot separates the names of a path.
 FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=.")
 
-_TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _SCALARS: Final = {
     "boolean": pa.bool_(),
     "bigint": pa.int64(),
     "double": pa.float64(),
     "string": pa.string(),
-    "timestamp": _TIMESTAMP,
-    "epoch_s": _TIMESTAMP,
-    "epoch_ms": _TIMESTAMP,
-    "epoch_us": _TIMESTAMP,
+    "timestamp": TIMESTAMP,
+    **dict.fromkeys(EPOCH_MICROS, TIMESTAMP),
     "date": pa.date32(),
 }
 _OTHER_WORDS: Final = {
@@ -154,8 +153,13 @@ def path_text(path: tuple[str, ...]) -> str:
     return ".".join(("$", *path))
 
 
+def in_backticks(name: str) -> str:
+    """Return a name in backticks, with each backtick in it doubled."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def _quoted(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else f"`{name.replace('`', '``')}`"
+    return name if _PLAIN_NAME.fullmatch(name) else in_backticks(name)
 
 
 class _Parser:

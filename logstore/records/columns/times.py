@@ -12,6 +12,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+#: The type of columns with timestamps.
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
+#: The microseconds of one unit of each conversion from a number.
+EPOCH_MICROS: Final = {"epoch_s": 1_000_000, "epoch_ms": 1_000, "epoch_us": 1}
 #: 0001-01-01T00:00:00Z and 9999-12-31T23:59:59.999999Z in microseconds since 1970.
 MICROS_MIN: Final = -62_135_596_800_000_000
 MICROS_MAX: Final = 253_402_300_799_999_999
@@ -81,7 +85,7 @@ def read_timestamps(column: pa.StringArray) -> tuple[pa.Array, np.ndarray]:
     micros, read = np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
     for rows, text in _by_length(column, _SECONDS_END, _LENGTH_MAX):
         micros[rows], read[rows] = _timestamp_columns(text)
-    return _array(column, micros, read, pa.timestamp("us", "UTC"))
+    return _array(column, micros, read, TIMESTAMP)
 
 
 def _array(

@@ -374,6 +374,18 @@ def test_a_fault_of_the_program_stops_nothing(monkeypatch: pytest.MonkeyPatch):
     derive_module._deriver.cache_clear()
 
 
+def test_a_fault_of_the_derivation_is_a_reason_of_every_value(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(derive_module, "_deriver", lambda schema: 1 // 0)
+    reason = "the columns could not be derived (ZeroDivisionError)"
+    expected = [{"i": None, "value_error": None}, {"i": None, "value_error": reason}]
+    values = pa.array([None, b'{"i":1}'], pa.binary())
+    assert derive(schema_of("i bigint"), values).to_pylist() == expected
+    assert derive(schema_of("i bigint"), pa.chunked_array([values, values])).to_pylist() == expected * 2
+    assert caplog.text.count("columns.not_derived") == 2
+
+
 def test_fields_may_have_any_name():
     names = ["a", "A b", 'q"', "back\\slash", "é", "", "x:y", "__class__", "f0", "😀", "\x00", "`"]
     schema = ColumnSchema(tuple(Column(f"c{n}", (name,), "bigint", pa.int64()) for n, name in enumerate(names)))

@@ -7,13 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from logstore.native_library import loaded
 from logstore.records.columns import native
 from logstore.records.columns.derive import Deriver
-from logstore.records.columns.native import UNSURE, Kernel, KernelConverter, loaded_kernel
+from logstore.records.columns.native import UNSURE, Kernel, KernelConverter
 from logstore.records.columns.schema import ColumnSchema
 from tests.support.column_values import ODD_SCHEMA, mutated, odd_values, random_schema, random_value, schema_of
 
-KERNEL = loaded_kernel()
+KERNEL = loaded(Kernel)
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="the kernel is not compiled")
 
 
@@ -158,9 +159,9 @@ def test_a_library_of_another_source_is_not_loaded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(native, "SOURCE", changed)
     with pytest.raises(OSError, match="compiled from another"):
         Kernel()
-    assert loaded_kernel() is None
+    assert loaded(Kernel) is None
 
 
 def test_without_a_library_there_is_no_kernel(tmp_path: Path):
     with mock.patch.object(Kernel.__init__, "__defaults__", (tmp_path / "none.so",)):
-        assert loaded_kernel() is None
+        assert loaded(Kernel) is None
