@@ -141,8 +141,8 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
             headers["Allow"] = error.allow
         case errors.WrongBrokerError():
             http = http_error(error)
-            told = error_body(http.error_code, shown_message(error.message), broker_id=error.broker_id, url=error.url)
-            return _error_response(http, told, headers)
+            body = error_body(http.error_code, shown_message(error.message), broker_id=error.broker_id, url=error.url)
+            return _error_response(http, body, headers)
         case _:
             pass
     return error_response(http_error(error), error.message, headers)

@@ -114,14 +114,14 @@ def offsets_of(
     """
     places = zip(partitions, offsets, strict=True)
     if errors:
-        refused = {partition: _Offset(None, None, **_told(error)) for partition, error in errors.items()}
-        told = [refused.get(partition) or _Offset(partition, offset) for partition, offset in places]
+        refused = {partition: _Offset(None, None, **_error_fields(error)) for partition, error in errors.items()}
+        rows = [refused.get(partition) or _Offset(partition, offset) for partition, offset in places]
     else:
-        told = list(itertools.starmap(_Offset, places))
-    return _ENCODER.encode(_Offsets(told))
+        rows = list(itertools.starmap(_Offset, places))
+    return _ENCODER.encode(_Offsets(rows))
 
 
-def _told(error: LogStoreError) -> dict[str, Any]:
+def _error_fields(error: LogStoreError) -> dict[str, Any]:
     return {"error_code": http_error(error).error_code, "error": shown_message(error.message)}
 
 
@@ -172,9 +172,9 @@ def produced_ranges(result: ProduceResult) -> bytes:
         for produced in result.partitions
     ]
     if result.errors():
-        for told, produced in zip(ranges, result.partitions, strict=True):
+        for described, produced in zip(ranges, result.partitions, strict=True):
             if produced.error is None:
-                told |= {"error_code": None, "error": None}
+                described |= {"error_code": None, "error": None}
             else:
-                told |= {"base_offset": None, **_told(produced.error)}
+                described |= {"base_offset": None, **_error_fields(produced.error)}
     return msgspec.json.encode({"ranges": ranges})

@@ -97,7 +97,7 @@ class ShortRequests:
 
     def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
         """Return the head of a POST of HTTP/1.1; None if the request is not short."""
-        told = []
+        read = []
         size = len(url)
         length = b""
         for header in headers:
@@ -105,13 +105,13 @@ class ShortRequests:
             if name == _LENGTH:
                 length = header[1]
             elif name in _HEADERS_READ:
-                told.append(header)
+                read.append(header)
                 size += len(header[1])
             elif name == REQUEST_ID:
-                told.append(_OWN_REQUEST_ID)
+                read.append(_OWN_REQUEST_ID)
         if size > _HEAD_CACHED_BYTES_MAX or not length.isdigit() or not 0 < int(length[:9]) <= SMALL_REQUEST_BYTES_MAX:
             return None
-        return self._read_again(url, tuple(told))
+        return self._read_again(url, tuple(read))
 
     def _read(self, url: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ShortHead | None:
         if any(name in _NOT_PLAIN for name, _ in headers):
@@ -204,10 +204,10 @@ class ShortRequests:
                 acks=head.acks,
                 num_bytes=len(body),
                 timeout_ms=head.timeout_ms,
-                told=request.told,
+                callback=request.on_produced,
             )
         except Exception as error:  # noqa: BLE001 - the client is told of any error
-            asyncio.get_running_loop().call_soon(request.told, None, error)
+            asyncio.get_running_loop().call_soon(request.on_produced, None, error)
         return True
 
 
@@ -218,7 +218,7 @@ class _ShortRequest(msgspec.Struct):
     began: float
     answer: Callable[[Response, bytes], None]
 
-    def told(self, places: RecordPlaces | None, error: BaseException | None) -> None:
+    def on_produced(self, places: RecordPlaces | None, error: BaseException | None) -> None:
         head = self.head
         self.reservation.release()
         response: Response

@@ -306,7 +306,7 @@ async def test_a_callback_that_fails_leaves_the_other_requests_and_the_topic_alo
         raise RuntimeError("a bug")
 
     api.broker.produce.batcher.begin(
-        INTERNAL, topic, records, plain_columns, num_bytes=30, timeout_ms=10_000, told=fail
+        INTERNAL, topic, records, plain_columns, num_bytes=30, timeout_ms=10_000, callback=fail
     )
     assert (await post(api, body((None, 2)))).status_code == 200
     assert (await post(api, body((None, 3)))).status_code == 200

@@ -57,8 +57,8 @@ class RecordPlaces(msgspec.Struct, frozen=True):
     errors: Mapping[int, LogStoreError]
 
 
-#: Called with the places of the records, or with the error.
-Told = Callable[[RecordPlaces | None, BaseException | None], None]
+#: It is called with the places of the records, or with the error.
+Callback = Callable[[RecordPlaces | None, BaseException | None], None]
 
 
 class Produce(Protocol):
@@ -77,38 +77,38 @@ class Produce(Protocol):
 class _Waiting:
     """A request that waits for its response; it leaves its batch when its time is up."""
 
-    __slots__ = ("_batch", "_time_out", "_told", "count", "num_bytes", "records")
+    __slots__ = ("_batch", "_callback", "_time_out", "count", "num_bytes", "records")
 
     def __init__(
         self,
         records: Sized,
         num_bytes: int,
-        told: Told,
+        callback: Callback,
         time_out: "_TimeOut",
         batch: "dict[_Waiting, None]",
     ) -> None:
         self.records = records
         self.count = len(records)
         self.num_bytes = num_bytes
-        self._told: Told | None = told
+        self._callback: Callback | None = callback
         self._batch = batch
         self._time_out = time_out
         time_out.requests[self] = None
 
     def time_out(self, timeout_ms: int) -> None:
         self._batch.pop(self, None)
-        self.tell(None, not_acknowledged(timeout_ms))
+        self.complete(None, not_acknowledged(timeout_ms))
 
-    def tell(self, places: RecordPlaces | None, error: BaseException | None = None) -> None:
+    def complete(self, places: RecordPlaces | None, error: BaseException | None = None) -> None:
         """Call back once: nothing follows a time-out. An error of the callback does not reach other requests."""
-        told, self._told = self._told, None
-        if told is None:
+        callback, self._callback = self._callback, None
+        if callback is None:
             return
         self._time_out.requests.pop(self, None)
         try:
-            told(places, error)
+            callback(places, error)
         except Exception:
-            log.exception("batcher.telling_failed")
+            log.exception("batcher.callback_failed")
 
 
 class _TimeOut:
@@ -123,9 +123,9 @@ class _TimeOut:
         self.ends_s = loop.time() + interval_s
         self.requests: dict[_Waiting, None] = {}
         # The last request that joins has its full time.
-        loop.call_at(self.ends_s + timeout_ms / 1000, self._tell)
+        loop.call_at(self.ends_s + timeout_ms / 1000, self._time_out_all)
 
-    def _tell(self) -> None:
+    def _time_out_all(self) -> None:
         for waiting in list(self.requests):
             waiting.time_out(self._timeout_ms)
 
@@ -185,9 +185,9 @@ class Batcher:
         acks: int = -1,
         num_bytes: int,
         timeout_ms: int,
-        told: Told,
+        callback: Callback,
     ) -> None:
-        """Queue a request, as ``Broker.produce`` does, with acks -1 or 1; ``told`` is called on the event loop. A
+        """Queue a request, as ``Broker.produce`` does, with acks -1 or 1; ``callback`` is called on the event loop. A
         request whose time is up before its append has begun is not stored.
 
         ``may_join(topic, num_bytes, partition)`` must hold. ``to_columns`` takes ``records``, whose length is their
@@ -201,7 +201,7 @@ class Batcher:
         if queue is None:
             queue = _Queue(topic, partition, acks, to_columns)
             self._queues[queue.key] = queue
-        queue.waiting[_Waiting(records, num_bytes, told, self._time_out(timeout_ms), queue.waiting)] = None
+        queue.waiting[_Waiting(records, num_bytes, callback, self._time_out(timeout_ms), queue.waiting)] = None
         self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
         if not queue.begins:
             self._begin_if_due(queue)
@@ -233,7 +233,7 @@ class Batcher:
         """Call ``begin``, and wait for the result."""
         result: asyncio.Future[RecordPlaces] = asyncio.get_running_loop().create_future()
 
-        def told(places: RecordPlaces | None, error: BaseException | None) -> None:
+        def callback(places: RecordPlaces | None, error: BaseException | None) -> None:
             if result.done():
                 return
             if places is None:
@@ -251,7 +251,7 @@ class Batcher:
             acks=acks,
             num_bytes=num_bytes,
             timeout_ms=timeout_ms,
-            told=told,
+            callback=callback,
         )
         return await result
 
@@ -288,15 +288,15 @@ class Batcher:
         except InvalidRecordError as error:
             # The topic was altered since the requests were checked, and nothing is stored: append each alone, in order.
             if len(batch) == 1:
-                batch[0].tell(None, error)
+                batch[0].complete(None, error)
                 return
             await asyncio.gather(*(self._append_all(queue, [waiting]) for waiting in batch))
             return
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in batch:
-                waiting.tell(None, _copy(error))
+                waiting.complete(None, _copy(error))
             return
-        _tell_all(batch, result)
+        _complete_all(batch, result)
 
 
 def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool:
@@ -309,7 +309,7 @@ def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool
     return partition is None or (partition < len(topic.partitions) and topic.partitions[partition].is_leader)
 
 
-def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
+def _complete_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
     partitions, offsets = (places.tolist() for places in result.places())
     errors = result.errors()
     end = 0
@@ -318,7 +318,7 @@ def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
         own, own_errors = partitions[first:end], {}
         if errors:
             own_errors = {p: _copy(errors[p]) for p in dict.fromkeys(own) if p in errors}
-        waiting.tell(RecordPlaces(own, offsets[first:end], own_errors))
+        waiting.complete(RecordPlaces(own, offsets[first:end], own_errors))
 
 
 def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:

@@ -61,7 +61,7 @@ def test_a_producer_over_its_quota_waits(tmp_path: Path, monkeypatch: pytest.Mon
                         columns,
                         num_bytes=1,
                         timeout_ms=1000,
-                        told=lambda *of: told.append(of),
+                        callback=lambda *of: told.append(of),
                     )
             # Other clients do not wait for it, and neither do its fetches.
             for context in (OTHER, INTERNAL):

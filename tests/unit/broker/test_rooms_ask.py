@@ -107,7 +107,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "list_groups": {"limit": 9},
     "list_all_groups": {"limit": 9},
     "produce.batcher.produce": {"num_bytes": 1, "timeout_ms": 1000},
-    "produce.batcher.begin": {"num_bytes": 1, "timeout_ms": 1000, "told": print},
+    "produce.batcher.begin": {"num_bytes": 1, "timeout_ms": 1000, "callback": print},
     "fetch.partition": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
 }
 GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
