@@ -20,8 +20,8 @@ demo: setup-run ## From nothing to the result: 336,776 real flights over HTTP in
 demo-cluster: setup-run ## Three brokers, whose leader is killed while flights are sent: no record is lost or doubled
 	@$(RUN) docs.demo.cluster
 
-# pytest compiles each module of tests anew in a fresh clone. One process does it while the types are checked, and not
-# every worker for itself: that costs 20 seconds each. What fails here fails again in the run.
+# In a fresh clone pytest has to compile the test modules. One process does it while the types are checked; otherwise
+# each worker would, for 20 seconds. An error here is ignored, because the test run then shows it.
 collected: setup
 	@$(RUN) pytest --collect-only -qq >/dev/null 2>&1 || true
 

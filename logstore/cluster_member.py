@@ -27,7 +27,7 @@ from logstore.settings import Settings
 
 
 class ClusterMember:
-    """A broker's membership in a cluster. ``start`` it before the cluster_state starts, ``open`` it when the store has
+    """A broker's membership in a cluster. ``start`` it before the cluster state starts, ``open`` it when the store has
     started, ``stop`` it after the store has stopped.
     """
 

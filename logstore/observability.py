@@ -69,7 +69,7 @@ class HttpRequests(Collector):
 
     def __init__(self) -> None:
         self._answered: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
-        # How many were as fast as each bound and not as the one before, and the slower ones; then the sum of seconds.
+        # For each bucket, the number of requests in it; then the sum of the seconds of all.
         self._seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * (len(_SECONDS) + 2))
 
     def answered(self, method: str, route: str, status: str, client: str, seconds: float) -> None:

@@ -91,7 +91,7 @@ class DumpRow:
     snapshot: DumpedSnapshot | None
     control: DumpedControl | None
     honoured: bool
-    "True if this release accepts the frame; a start refuses a journal with other frames."
+    """True if this release accepts the frame; a start refuses a journal with other frames."""
 
 
 @dataclass(frozen=True, slots=True)

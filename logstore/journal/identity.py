@@ -59,13 +59,11 @@ class ExpectedJournal:
 
     def difference(self, found: FoundJournal) -> str | None:
         """Return how ``found`` differs from the expected journal; None if it does not."""
-        if found.is_empty:
-            if self.durable_end is None and self.has_started:
-                return "it has no files, and this directory was in use before"
-            return (
-                f"it has no files, and it was durable up to position {self.durable_end}" if self.durable_end else None
-            )
-        if self.durable_end is None:
+        if found.is_empty and self.durable_end:
+            return f"it has no files, and it was durable up to position {self.durable_end}"
+        if found.is_empty and self.durable_end is None and self.has_started:
+            return "it has no files, and this directory was in use before"
+        if found.is_empty or self.durable_end is None:
             return None
         if (other := self._other_identity(found)) is not None:
             return other

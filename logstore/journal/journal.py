@@ -168,12 +168,13 @@ class Journal:
 
     @property
     def file_loss(self) -> str | None:
-        """Text: which file is being written to, and that it was removed, replaced or cut short; None while it is whole.
-        It costs one system call.
+        """A sentence that names the file being written to, if it was removed, replaced or cut short; None while it is
+        whole. It costs one system call.
         """
         file = self._current
-        loss = None if file is None else file.loss
-        return None if file is None or loss is None else f"{file.path} was {loss}"
+        if file is None or (loss := file.loss) is None:
+            return None
+        return f"{file.path} was {loss}"
 
     @property
     def end_position(self) -> int:
@@ -443,7 +444,9 @@ class Journal:
         self._write_position()
 
     def _write_position(self) -> asyncio.Future[bool]:
-        """Write into the file beside the journal from where to where it reaches; then remove the files before."""
+        """Record in the file beside the journal where the journal begins and ends; then remove the files that were
+        freed. The result is true if the record was written.
+        """
         assert self._positions is not None
         assert self._current is not None
         freed, self._freed = self._freed, []

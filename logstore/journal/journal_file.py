@@ -97,8 +97,8 @@ class JournalFile:
 
     @property
     def loss(self) -> str | None:
-        """Text: what happened to the file, if its name leads to another file by now, or to none, or if it is shorter
-        than its reserved bytes; otherwise None. It costs one system call.
+        """How the file was lost: its name leads to another file or to none, or it is shorter than its reserved bytes.
+        None while it is whole. It costs one system call.
         """
         if self._inode is None:
             return None

@@ -6,7 +6,7 @@ from typing import Final
 
 class Isolation(IntEnum):
     READ_UNCOMMITTED = 0
-    "Up to the high watermark, including records of open transactions."
+    """Up to the high watermark, including records of open transactions."""
     READ_COMMITTED = 1
     """Up to the last stable offset: every transaction below it has ended."""
 

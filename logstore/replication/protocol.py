@@ -50,7 +50,7 @@ class MessageType(IntEnum):
     DESCRIBE = 7
     DESCRIBED = 8
     HTTP = 9
-    "After the response the connection continues as HTTP/1.1, for relayed requests."
+    """After the response the connection continues as HTTP/1.1, for relayed requests."""
     ENLIST = 10
     """Reserved for transactions, as are the next two: refused by name."""
     WRITE_MARKERS = 11
@@ -306,7 +306,7 @@ class AppendPart(NamedTuple):
     untimed_count: int
     """Records without a timestamp, which get the append time."""
     max_timestamp_ms: int
-    "The timestamps of the records that have one; meaningless if none has."
+    """The largest timestamp of the records that have one; meaningless if none has."""
     inflated_bytes: int
     payload: Buffer
     """One encapsulated Arrow IPC record batch message, the payload of a DATA frame."""

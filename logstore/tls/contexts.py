@@ -72,7 +72,7 @@ class Tls:
             await self.renew(only_changed=True)
 
     async def renew(self, *, only_changed: bool = False) -> None:
-        """Read the files again, and use them from now on if they are good; say in the log which of both."""
+        """Read the files again, and use them from now on if they are good. The log says whether they are used."""
         seen = await asyncio.to_thread(self._signature)
         if only_changed and seen == self._seen:
             return
